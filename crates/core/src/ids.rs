@@ -1,0 +1,164 @@
+//! Names: valid by construction, compared byte by byte, never trimmed, folded or cut (ID1).
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::fmt;
+
+/// The longest caller-chosen id in bytes (ID1).
+pub const ID_BYTES_MAX: usize = 512;
+
+/// Why a caller-chosen id is refused (ID1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum IdError {
+    /// No bytes at all.
+    #[error("an id must have at least 1 byte")]
+    Empty,
+    /// More than [`ID_BYTES_MAX`] bytes.
+    #[error("an id must have at most {ID_BYTES_MAX} bytes of UTF-8")]
+    TooLong,
+    /// U+0000 to U+001F or U+007F to U+009F.
+    #[error("an id must not contain control characters (U+0000 to U+001F, U+007F to U+009F)")]
+    Control,
+    /// `.` or `..`, which clients rewrite when they stand in a path.
+    #[error("an id must not be `.` or `..`, since clients rewrite such paths")]
+    Dots,
+}
+
+fn checked(text: &str) -> Result<Arc<str>, IdError> {
+    if text.is_empty() {
+        return Err(IdError::Empty);
+    }
+    if text.len() > ID_BYTES_MAX {
+        return Err(IdError::TooLong);
+    }
+    if text.chars().any(char::is_control) {
+        return Err(IdError::Control);
+    }
+    if text == "." || text == ".." {
+        return Err(IdError::Dots);
+    }
+    Ok(Arc::from(text))
+}
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Checks the id against ID1.
+            ///
+            /// # Errors
+            /// The rule that `text` breaks.
+            pub fn new(text: &str) -> Result<Self, IdError> {
+                checked(text).map(Self)
+            }
+
+            /// The id as it was given.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+    };
+}
+
+text_id! {
+    /// One backend attempt; the idempotency key of an acquire (ID1).
+    TicketId
+}
+text_id! {
+    /// One multi-turn program (ID1).
+    SessionId
+}
+text_id! {
+    /// A caller's label: the id of the engine request, or the name of the client. Same rules as ID1.
+    Label
+}
+
+/// A member engine: its normalised base URL (CAP1). The fleet room makes them.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EngineId(Arc<str>);
+
+impl EngineId {
+    /// Takes a base URL that is already normalised.
+    #[must_use]
+    pub fn new(base_url: &str) -> Self {
+        Self(Arc::from(base_url))
+    }
+
+    /// The base URL.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for EngineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+/// Generation of the worker set, from 1 (CAP8). Not the [`Term`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Epoch(pub u64);
+
+/// Generation of the writer process: one more at every start.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Term(pub u64);
+
+/// Number of a committed change (DUR6). 0 before the first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Seq(pub u64);
+
+/// Number of a ticket's row: its place in line while it waits, and its key in the store.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RowNo(pub u64);
+
+/// Number of a grant, from 1, without gaps (ID2).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Issue(pub u64);
+
+/// The fencing token of a lease: issue number and the random part of the start that issued it,
+/// so that it repeats neither after a restart nor after a restored backup (ID2).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LeaseId {
+    /// Number of the grant.
+    pub issue: Issue,
+    /// Random part, drawn once per start.
+    pub salt: u64,
+}
+
+impl LeaseId {
+    /// Reads the text form; `None` for anything that [`fmt::Display`] would not write.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (issue, salt) = text.split_once('-')?;
+        let id = Self {
+            issue: Issue(issue.parse().ok()?),
+            salt: u64::from_str_radix(salt, 16).ok()?,
+        };
+        (format!("{id}") == text).then_some(id)
+    }
+
+    /// The text form.
+    #[must_use]
+    pub fn to_text(self) -> String {
+        format!("{self}")
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:016x}", self.issue.0, self.salt)
+    }
+}

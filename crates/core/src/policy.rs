@@ -1,0 +1,159 @@
+//! The settings of the gate, validated together, and the fixed bounds of its books (section 9).
+
+use crate::units::{Ppm, Span, Tokens};
+
+/// Shortest lease life (LEA1).
+pub const TTL_MIN: Span = Span::from_secs(1);
+/// Longest lease life (LEA1).
+pub const TTL_MAX: Span = Span::from_secs(24 * 3_600);
+/// Least time a lease has left after a restart, given once (LEA4).
+pub const RESTART_GRACE: Span = Span::from_secs(30);
+/// How long finished tickets are remembered (section 9).
+pub const FINISHED_FOR: Span = Span::from_secs(600);
+/// How many finished tickets are remembered (section 9).
+pub const FINISHED_MAX: usize = 262_144;
+/// How many epochs are remembered (section 9).
+pub const EPOCHS_MAX: usize = 10_000;
+/// How many starts are remembered, to tell an issued lease id from one that never was (ID2).
+pub const STARTS_MAX: usize = 10_000;
+/// Queue decisions in one turn; the rest comes in the next (DEC3).
+pub const DECISIONS_PER_TURN: usize = 4_096;
+/// A gap between two turns above this is a pause (TIM3).
+pub const PAUSE_AFTER: Span = Span::from_secs(1);
+/// Longest hold after a pause (TIM3).
+pub const PAUSE_HOLD_MAX: Span = Span::from_secs(10);
+/// A pause is granted at most this often (TIM3).
+pub const PAUSE_EVERY: Span = Span::from_secs(60);
+/// How long a start waits for the first reading round before the queue moves (DUR3).
+pub const FIRST_ROUND_WAIT: Span = Span::from_secs(2);
+/// Counters alone cause a commit at most this often (section 9).
+pub const TALLY_EVERY: Span = Span::from_secs(1);
+/// Renewals are written within 5 s (LEA2); this leaves a second for the commit itself.
+pub const RENEWALS_EVERY: Span = Span::from_secs(4);
+/// An engine called unhealthy without a break for this long is not counted (CAP3).
+pub const UNHEALTHY_AFTER: Span = Span::from_secs(10);
+/// How long the last known capacity serves the full ceiling (CAP4).
+pub const CAPACITY_KNOWN_FOR: Span = Span::from_secs(60);
+/// Signs of a new incarnation within this time are one incarnation (CAP8).
+pub const INCARNATION_SIGNS_WITHIN: Span = Span::from_secs(30);
+/// Readings in an engine's pressure window (CAP5).
+pub const PRESSURE_WINDOW: usize = 3;
+/// Readings below the threshold in a row that end pacing (CAP6).
+pub const PACE_READINGS: u32 = 10;
+/// How long a notice of the core stays after its last cause.
+pub const NOTICE_FOR: Span = Span::from_secs(600);
+
+/// Which requests admission applies to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AdmissionScope {
+    /// Training requests only; evaluation passes by.
+    Train,
+    /// Training and evaluation.
+    All,
+}
+
+/// Everything the decisions depend on besides state. Build one, then [`Policy::validated`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// Program-aware admission on.
+    pub program_admission: bool,
+    /// Session closes on.
+    pub session_lifecycle: bool,
+    /// Admission held off for a while by the operator: everything bypasses.
+    pub paused: bool,
+    /// Share of the fleet's capacity that may be reserved, above 0 (CAP4).
+    pub headroom: Ppm,
+    /// Worst engine usage at which new requests wait, above 0 (CAP5).
+    pub pressure_threshold: Ppm,
+    /// Upper bound on the completion part of a reservation, above 0 (TOK1).
+    pub expected_decode_cap: Option<Tokens>,
+    /// Longest wait before the aging bypass; 0 means that nothing queues (DEC1).
+    pub max_wait: Span,
+    /// Which requests admission applies to.
+    pub scope: AdmissionScope,
+    /// How long a place or a fresh grant is kept for a caller that is away (TIC3, TIC4).
+    pub claim_grace: Span,
+    /// Bound of the queue, above 0.
+    pub max_waiting: u64,
+    /// Age at which a reading is no longer fresh (CAP3).
+    pub stale_after: Span,
+}
+
+impl Default for Policy {
+    /// The defaults of the command line, with both features off.
+    fn default() -> Self {
+        Self {
+            program_admission: false,
+            session_lifecycle: false,
+            paused: false,
+            headroom: Ppm::clamped(900_000),
+            pressure_threshold: Ppm::clamped(920_000),
+            expected_decode_cap: None,
+            max_wait: Span::from_secs(30),
+            scope: AdmissionScope::Train,
+            claim_grace: Span::from_secs(10),
+            max_waiting: 100_000,
+            stale_after: Span::from_secs(6),
+        }
+    }
+}
+
+/// A setting outside its range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// Headroom of 0.
+    #[error("the admission headroom must be above 0 and at most 1")]
+    Headroom,
+    /// Threshold of 0.
+    #[error("the admission pressure threshold must be above 0 and at most 1")]
+    PressureThreshold,
+    /// Cap of 0.
+    #[error("the expected decode cap must be above 0")]
+    DecodeCap,
+    /// Grace outside 1 s to 60 s.
+    #[error("the claim grace must be 1 to 60 seconds")]
+    ClaimGrace,
+    /// A queue of no length.
+    #[error("the bound of the queue must be above 0")]
+    MaxWaiting,
+    /// Readings that are never fresh.
+    #[error("the age at which a reading is stale must be above 0")]
+    StaleAfter,
+}
+
+impl Policy {
+    /// Checks all values together. The numeric admission constraints hold only while admission is on.
+    ///
+    /// # Errors
+    /// The first constraint that does not hold.
+    pub fn validated(self) -> Result<Self, PolicyError> {
+        if self.program_admission {
+            if self.headroom.get() == 0 {
+                return Err(PolicyError::Headroom);
+            }
+            if self.pressure_threshold.get() == 0 {
+                return Err(PolicyError::PressureThreshold);
+            }
+            if self.expected_decode_cap == Some(Tokens::ZERO) {
+                return Err(PolicyError::DecodeCap);
+            }
+        }
+        if self.claim_grace < Span::from_secs(1) || self.claim_grace > Span::from_secs(60) {
+            return Err(PolicyError::ClaimGrace);
+        }
+        if self.max_waiting == 0 {
+            return Err(PolicyError::MaxWaiting);
+        }
+        if self.stale_after == Span::ZERO {
+            return Err(PolicyError::StaleAfter);
+        }
+        Ok(self)
+    }
+}
+
+/// Brings a lease life into range; the second value says whether that changed it (LEA1).
+#[must_use]
+pub fn ttl_in_range(ttl: Span) -> (Span, bool) {
+    let inside = ttl.clamp(TTL_MIN, TTL_MAX);
+    (inside, inside != ttl)
+}

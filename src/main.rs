@@ -1,0 +1,2 @@
+//! kvgate
+fn main(){}
