@@ -1,1 +1,7 @@
-//! kvgate
+//! kvgate: durable program-aware admission and session KV lifecycle for SGLang fleets.
+//!
+//! `docs/ARCHITECTURE.md` has the map of the rooms and the walks through them.
+
+pub mod clock;
+pub mod gate;
+pub mod store;

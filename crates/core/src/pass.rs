@@ -266,14 +266,15 @@ impl Turn {
 
     /// Adds what rides along: renewals, forgotten rows, counters. Alone they cause a commit only
     /// when they have waited long enough.
-    pub(crate) fn seal(mut self) -> Batch {
+    pub(crate) fn seal(mut self, last: bool) -> Batch {
         let machine = &mut *self.machine;
         let tally = machine.tally_to_store();
         let tally_dirty = tally != machine.stored_tally || !machine.forgotten.is_empty();
-        let tally_due = tally_dirty && self.now.reached(machine.tally_stored_at.after(TALLY_EVERY));
+        let tally_due =
+            tally_dirty && (last || self.now.reached(machine.tally_stored_at.after(TALLY_EVERY)));
         let renewals_due = machine
             .renewed_since
-            .is_some_and(|since| self.now.reached(since.after(RENEWALS_EVERY)));
+            .is_some_and(|since| last || self.now.reached(since.after(RENEWALS_EVERY)));
         if !self.records.is_empty() || tally_due || renewals_due {
             let forgotten = core::mem::take(&mut machine.forgotten);
             self.records

@@ -1,7 +1,7 @@
 //! Durable state. [`State::evolve`] is the only thing that changes it, live and on recovery, so
 //! the two cannot differ.
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -269,7 +269,7 @@ impl State {
 
     /// All tickets by row: for tests of recovery, never on a command's way.
     #[cfg(any(test, feature = "check"))]
-    pub(crate) fn tickets(&self) -> BTreeMap<RowNo, Ticket> {
+    pub(crate) fn tickets(&self) -> alloc::collections::BTreeMap<RowNo, Ticket> {
         self.rows
             .iter()
             .map(|(row, ticket)| (*row, ticket.clone()))

@@ -123,7 +123,14 @@ impl Turn {
         self.expire_and_pass();
         self.answer_leaving();
         self.forget_finished();
-        self.seal()
+        self.seal(false)
+    }
+
+    /// Ends the last turn of an orderly stop: everything that rides along is written too.
+    #[must_use]
+    pub fn finish_last(mut self) -> Batch {
+        self.answer_leaving();
+        self.seal(true)
     }
 
     /// Applies a fact and keeps it for the store.
