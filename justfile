@@ -39,7 +39,7 @@ demo *ARGS:
 bench *ARGS:
     cargo bench --workspace {{ ARGS }}
 
-# mutation tests of the rules: decision, ledger, queue, capacity (needs cargo-mutants)
+# mutation tests of the core (needs cargo-mutants); narrow them with --file
 mutants *ARGS:
     cargo mutants --package kvgate-core {{ ARGS }}
 
