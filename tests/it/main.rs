@@ -1,1 +1,3 @@
-//! it
+//! The integration tests: one binary, so that it is linked once.
+
+mod tidy;
