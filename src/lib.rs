@@ -1,1 +1,3 @@
 //! kvgate
+
+pub mod fleet;
