@@ -204,7 +204,10 @@ mod tests {
         assert_eq!(base("http://host"), "http://host");
         assert_eq!(base("https://host:443"), "https://host");
         assert_eq!(base("https://host:80"), "https://host:80");
-        assert_eq!(BaseUrl::parse("host").unwrap().endpoint("/metrics"), "http://host/metrics");
+        assert_eq!(
+            BaseUrl::parse("host").unwrap().endpoint("/metrics"),
+            "http://host/metrics"
+        );
     }
 
     /// CAP1: a rank is cut before the address is parsed; it never becomes a host.
@@ -218,9 +221,23 @@ mod tests {
     /// CAP1: IPv6 with brackets is good, without brackets it is refused and not guessed.
     #[test]
     fn cap1_ipv6() {
-        assert_eq!(base("http://[2001:DB8::5]:30000"), "http://[2001:db8::5]:30000");
-        assert!(BaseUrl::parse("[::1]:30000").unwrap().ip().unwrap().is_loopback());
-        for raw in ["http://2001:db8::5:30000", "2001:db8::5:30000", "http://::1:30000", "http://2001:db8::5:30000@0"] {
+        assert_eq!(
+            base("http://[2001:DB8::5]:30000"),
+            "http://[2001:db8::5]:30000"
+        );
+        assert!(
+            BaseUrl::parse("[::1]:30000")
+                .unwrap()
+                .ip()
+                .unwrap()
+                .is_loopback()
+        );
+        for raw in [
+            "http://2001:db8::5:30000",
+            "2001:db8::5:30000",
+            "http://::1:30000",
+            "http://2001:db8::5:30000@0",
+        ] {
             assert_eq!(BaseUrl::parse(raw), Err(AddressError::Invalid), "{raw}");
         }
     }
@@ -228,14 +245,30 @@ mod tests {
     /// CAP1: only http, https and grpc.
     #[test]
     fn cap1_schemes() {
-        for raw in ["file:///etc/hostname", "ftp://host/", "unix:///run/x", "gopher://host"] {
+        for raw in [
+            "file:///etc/hostname",
+            "ftp://host/",
+            "unix:///run/x",
+            "gopher://host",
+        ] {
             assert_eq!(BaseUrl::parse(raw), Err(AddressError::Scheme), "{raw}");
         }
         assert_eq!(BaseUrl::parse("  "), Err(AddressError::Empty));
-        for raw in ["http://", "http:///", "host:99999", "ho st:1", "http://a\tb:1", "@0", "file:/etc/hostname"] {
+        for raw in [
+            "http://",
+            "http:///",
+            "host:99999",
+            "ho st:1",
+            "http://a\tb:1",
+            "@0",
+            "file:/etc/hostname",
+        ] {
             assert_eq!(BaseUrl::parse(raw), Err(AddressError::Invalid), "{raw:?}");
         }
-        assert_eq!(BaseUrl::parse(&"a".repeat(3_000)), Err(AddressError::TooLong));
+        assert_eq!(
+            BaseUrl::parse(&"a".repeat(3_000)),
+            Err(AddressError::TooLong)
+        );
         assert_eq!(base("host/x?to=other"), "http://host");
     }
 

@@ -385,7 +385,10 @@ impl Table {
         let usage = groups(Gauge::Usage);
         let used = sum(&groups(Gauge::Used));
         let kv_used = sum(&groups(Gauge::KvUsed));
-        let (evictable, available) = (sum(&groups(Gauge::Evictable)), sum(&groups(Gauge::Available)));
+        let (evictable, available) = (
+            sum(&groups(Gauge::Evictable)),
+            sum(&groups(Gauge::Available)),
+        );
         let (running, queued) = (sum(&groups(Gauge::Running)), sum(&groups(Gauge::Queued)));
         Gauges {
             kind,
@@ -513,9 +516,8 @@ impl<'e> Rows<'e> {
 
     /// Of a body that mixes both kinds, the one that shows a capacity; SGLang when both do.
     fn joined(&self, tally: Tally) -> Option<Gauges> {
-        let join = |table: &Option<Table>, kind| {
-            table.as_ref().map(|table| table.joined(kind, tally))
-        };
+        let join =
+            |table: &Option<Table>, kind| table.as_ref().map(|table| table.joined(kind, tally));
         let sglang = join(&self.sglang, EngineKind::Sglang);
         let vllm = join(&self.vllm, EngineKind::Vllm);
         match (sglang, vllm) {
@@ -570,9 +572,16 @@ mod tests {
             assert_eq!(read.capacity, None, "{value}");
             assert_eq!(read.reading(), Err(ReadFailure::Missing), "{value}");
         }
-        assert_eq!(gauges("sglang:max_total_num_tokens 9007199254740991\n").capacity, Some(Tokens::MAX));
+        assert_eq!(
+            gauges("sglang:max_total_num_tokens 9007199254740991\n").capacity,
+            Some(Tokens::MAX)
+        );
         for value in ["NaN", "+Inf", "-0.5"] {
-            assert_eq!(gauges(&format!("sglang:token_usage {value}\n")).usage, None, "{value}");
+            assert_eq!(
+                gauges(&format!("sglang:token_usage {value}\n")).usage,
+                None,
+                "{value}"
+            );
         }
         assert_eq!(gauges("sglang:token_usage 1.7\n").usage, Some(Ppm::ONE));
         assert_eq!(gauges("sglang:token_usage -0.0\n").usage, Ppm::new(0));
@@ -646,7 +655,13 @@ mod tests {
             "sglang:prompt_tokens_total{is_streaming=\"true\"} 10\nsglang:prompt_tokens_total{is_streaming=\"false\"} 5\n\
              sglang:generation_tokens_total 7\n",
         );
-        assert_eq!(read.counters, Some(TokenCounters { prompt: 15, generation: 7 }));
+        assert_eq!(
+            read.counters,
+            Some(TokenCounters {
+                prompt: 15,
+                generation: 7
+            })
+        );
         assert!(!read.unknown_label);
         assert_eq!(gauges("sglang:token_usage 0\n").counters, None);
     }
@@ -655,7 +670,9 @@ mod tests {
     #[test]
     fn cap2_vllm_capacity() {
         let config = |size: &str, engine: &str| {
-            format!("vllm:cache_config_info{{block_size=\"16\",engine=\"{engine}\",kv_cache_size_tokens=\"{size}\",num_gpu_blocks=\"100\"}} 1\n")
+            format!(
+                "vllm:cache_config_info{{block_size=\"16\",engine=\"{engine}\",kv_cache_size_tokens=\"{size}\",num_gpu_blocks=\"100\"}} 1\n"
+            )
         };
         assert_eq!(gauges(&config("1500", "0")).capacity, tokens(1_500));
         assert_eq!(gauges(&config("None", "0")).capacity, tokens(1_600));
@@ -671,8 +688,14 @@ mod tests {
     #[test]
     fn cap2_bodies_without_a_reading() {
         let engine = EngineId::new("http://engine:1");
-        assert_eq!(read("<html>\n</html>\n", &engine), Err(ReadFailure::Unreadable));
+        assert_eq!(
+            read("<html>\n</html>\n", &engine),
+            Err(ReadFailure::Unreadable)
+        );
         assert_eq!(read("", &engine), Err(ReadFailure::Missing));
-        assert_eq!(read("python_info{} 1\n", &engine), Err(ReadFailure::Missing));
+        assert_eq!(
+            read("python_info{} 1\n", &engine),
+            Err(ReadFailure::Missing)
+        );
     }
 }

@@ -59,7 +59,10 @@ impl Router {
     /// is asked too: whether and how it is missing tells the rest.
     pub async fn ask(&self, client: &Client, kind_wanted: bool) -> Discovery {
         let (mut found, on_list_workers) = match self.get(client, "/workers").await {
-            Err(FetchError::Status { status: 404, from_smg }) => {
+            Err(FetchError::Status {
+                status: 404,
+                from_smg,
+            }) => {
                 let mut found = discovery(self.get(client, "/list_workers").await);
                 found.kind = found.kind.or(from_smg.then_some(RouterKind::Smg));
                 (found, true)

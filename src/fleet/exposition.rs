@@ -314,7 +314,8 @@ mod tests {
     /// CAP2: an error page is unreadable; an empty body is readable and has nothing.
     #[test]
     fn cap2_error_page_is_unreadable() {
-        let page = "<html>\n<head><title>502 Bad Gateway</title></head>\n<body>x 1 y</body>\n</html>\n";
+        let page =
+            "<html>\n<head><title>502 Bad Gateway</title></head>\n<body>x 1 y</body>\n</html>\n";
         assert!(all(page).1.unreadable());
         assert!(!all("").1.unreadable());
         assert!(!all("# HELP a b\n").1.unreadable());

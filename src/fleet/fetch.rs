@@ -111,7 +111,10 @@ fn sorted(error: reqwest::Error) -> FetchError {
         if inner.is::<NotAllowed>() {
             return FetchError::NotAllowed(NotAllowed);
         }
-        if inner.downcast_ref::<io::Error>().is_some_and(is_bad_packing) {
+        if inner
+            .downcast_ref::<io::Error>()
+            .is_some_and(is_bad_packing)
+        {
             return FetchError::Unreadable;
         }
         cause = inner.source();

@@ -58,7 +58,9 @@ impl Rank {
         let number = |field| row.get(field).and_then(Value::as_f64);
         let count = |field| number(field).and_then(dialect::count);
         self.capacity = self.capacity.max(count("max_total_num_tokens"));
-        self.usage = self.usage.max(number("token_usage").and_then(dialect::share));
+        self.usage = self
+            .usage
+            .max(number("token_usage").and_then(dialect::share));
         self.used = self.used.max(count("num_used_tokens"));
         self.committed = self.committed.max(count("num_total_tokens"));
         self.running = self.running.max(count("num_running_reqs"));
@@ -75,7 +77,10 @@ fn joined(ranks: &BTreeMap<u64, Rank>, disaggregation: Option<Disaggregation>) -
         sum
     };
     let largest = ranks.values().filter_map(|rank| rank.capacity).max()?;
-    let pools = ranks.values().filter(|rank| rank.capacity.is_some()).count();
+    let pools = ranks
+        .values()
+        .filter(|rank| rank.capacity.is_some())
+        .count();
     Some(Loads {
         reading: Reading {
             kind: EngineKind::Sglang,
@@ -136,9 +141,24 @@ mod tests {
     #[test]
     fn cap2_answers_without_a_reading() {
         assert_eq!(read(br#"{"loads":[]}"#), Err(ReadFailure::Missing));
-        assert_eq!(read(br#"{"loads":[{"max_total_num_tokens":-5}]}"#), Err(ReadFailure::Missing));
-        for body in ["", "[]", "{}", "{\"loads\":1}", "<html>", "{\"loads\":[", "null"] {
-            assert_eq!(read(body.as_bytes()), Err(ReadFailure::Unreadable), "{body}");
+        assert_eq!(
+            read(br#"{"loads":[{"max_total_num_tokens":-5}]}"#),
+            Err(ReadFailure::Missing)
+        );
+        for body in [
+            "",
+            "[]",
+            "{}",
+            "{\"loads\":1}",
+            "<html>",
+            "{\"loads\":[",
+            "null",
+        ] {
+            assert_eq!(
+                read(body.as_bytes()),
+                Err(ReadFailure::Unreadable),
+                "{body}"
+            );
         }
         let deep = "[".repeat(100_000);
         assert_eq!(read(deep.as_bytes()), Err(ReadFailure::Unreadable));

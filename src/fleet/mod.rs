@@ -11,6 +11,8 @@ pub mod exposition;
 pub mod fetch;
 pub mod loads;
 pub mod networks;
+pub mod poller;
 pub mod rows;
+pub mod scrape;
 pub mod secret;
 pub mod server_info;

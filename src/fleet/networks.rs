@@ -107,7 +107,8 @@ impl Resolve for GuardedResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let networks = Arc::clone(&self.0);
         Box::pin(async move {
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let found: Vec<SocketAddr> =
+                tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
             if found.is_empty() {
                 return Err(io::Error::from(io::ErrorKind::NotFound).into());
             }
@@ -136,10 +137,23 @@ mod tests {
     #[test]
     fn cap1_link_local_is_refused() {
         let any = Networks::default();
-        for refused in ["169.254.169.254", "169.254.0.1", "fe80::1", "febf::1", "::ffff:169.254.169.254"] {
+        for refused in [
+            "169.254.169.254",
+            "169.254.0.1",
+            "fe80::1",
+            "febf::1",
+            "::ffff:169.254.169.254",
+        ] {
             assert!(!any.allow(ip(refused)), "{refused}");
         }
-        for allowed in ["127.0.0.1", "::1", "10.1.2.3", "8.8.8.8", "fd00::1", "fec0::1"] {
+        for allowed in [
+            "127.0.0.1",
+            "::1",
+            "10.1.2.3",
+            "8.8.8.8",
+            "fd00::1",
+            "fec0::1",
+        ] {
             assert!(any.allow(ip(allowed)), "{allowed}");
         }
     }
@@ -147,16 +161,32 @@ mod tests {
     /// CAP1: with networks given, only those.
     #[test]
     fn cap1_only_the_given_networks() {
-        let only = Networks::only(vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap(), "192.168.1.7".parse().unwrap()]);
+        let only = Networks::only(vec![
+            "10.0.0.0/8".parse().unwrap(),
+            "fd00::/8".parse().unwrap(),
+            "192.168.1.7".parse().unwrap(),
+        ]);
         for allowed in ["10.255.0.1", "fd12::1", "192.168.1.7", "::ffff:10.0.0.1"] {
             assert!(only.allow(ip(allowed)), "{allowed}");
         }
         for refused in ["11.0.0.1", "fe00::1", "192.168.1.8", "::a00:1"] {
             assert!(!only.allow(ip(refused)), "{refused}");
         }
-        assert!("0.0.0.0/0".parse::<Network>().unwrap().contains(ip("1.2.3.4")));
+        assert!(
+            "0.0.0.0/0"
+                .parse::<Network>()
+                .unwrap()
+                .contains(ip("1.2.3.4"))
+        );
         assert!("::/0".parse::<Network>().unwrap().contains(ip("::1")));
-        for bad in ["", "10.0.0.0/33", "10.0.0.0/-1", "host/8", "10.0.0.0/", "::/129"] {
+        for bad in [
+            "",
+            "10.0.0.0/33",
+            "10.0.0.0/-1",
+            "host/8",
+            "10.0.0.0/",
+            "::/129",
+        ] {
             assert_eq!(bad.parse::<Network>(), Err(NetworkError), "{bad}");
         }
     }

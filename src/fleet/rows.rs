@@ -235,7 +235,15 @@ mod tests {
             assert_eq!(engines(body), two, "{body}");
         }
         assert!(engines(r#"{"workers":[],"total":0}"#).is_empty());
-        for body in ["", "{}", "7", "null", r#"{"workers":{}}"#, "<html>", r#"{"error":"x"}"#] {
+        for body in [
+            "",
+            "{}",
+            "7",
+            "null",
+            r#"{"workers":{}}"#,
+            "<html>",
+            r#"{"error":"x"}"#,
+        ] {
             assert_eq!(read(body.as_bytes()), Err(NotAList), "{body}");
         }
     }
@@ -250,8 +258,14 @@ mod tests {
         assert_eq!(listed.workers.len(), 1);
         assert_eq!(listed.bad.total, 7);
         assert_eq!(listed.bad.shown[0].raw, "http://2001:db8::5:30000");
-        assert_eq!(listed.bad.shown[0].reason.to_string(), "not a valid address");
-        assert_eq!(listed.bad.shown[1].reason, BadEntryReason::Address(AddressError::Scheme));
+        assert_eq!(
+            listed.bad.shown[0].reason.to_string(),
+            "not a valid address"
+        );
+        assert_eq!(
+            listed.bad.shown[1].reason,
+            BadEntryReason::Address(AddressError::Scheme)
+        );
         assert_eq!(listed.bad.shown[2].reason, BadEntryReason::NoAddress);
     }
 
@@ -282,11 +296,19 @@ mod tests {
     /// CAP8: the worker ids of an engine are the set over its rows, whatever their order.
     #[test]
     fn cap8_worker_ids() {
-        let one = read(br#"[{"url":"a:1@0","id":"x"},{"url":"a:1@1","id":"y"},{"url":"b:1","id":7}]"#).unwrap();
-        let other = read(br#"[{"url":"b:1/","id":7},{"url":"A:1@1","id":"y"},{"url":"a:1@0","id":"x"}]"#).unwrap();
+        let one =
+            read(br#"[{"url":"a:1@0","id":"x"},{"url":"a:1@1","id":"y"},{"url":"b:1","id":7}]"#)
+                .unwrap();
+        let other =
+            read(br#"[{"url":"b:1/","id":7},{"url":"A:1@1","id":"y"},{"url":"a:1@0","id":"x"}]"#)
+                .unwrap();
         assert_eq!(one.workers, other.workers);
         assert_eq!(one.workers[0].worker_ids.len(), 2);
-        assert!(read(br#"["a:1"]"#).unwrap().workers[0].worker_ids.is_empty());
+        assert!(
+            read(br#"["a:1"]"#).unwrap().workers[0]
+                .worker_ids
+                .is_empty()
+        );
     }
 
     /// CAP2: the worker type says which pools count.
@@ -298,6 +320,15 @@ mod tests {
         )
         .unwrap();
         let roles: Vec<Role> = listed.workers.iter().map(|worker| worker.role).collect();
-        assert_eq!(roles, [Role::Regular, Role::Prefill, Role::Decode, Role::Other, Role::Regular]);
+        assert_eq!(
+            roles,
+            [
+                Role::Regular,
+                Role::Prefill,
+                Role::Decode,
+                Role::Other,
+                Role::Regular
+            ]
+        );
     }
 }

@@ -108,8 +108,16 @@ mod tests {
         assert!(number.is_some());
         assert_eq!(number, mark(r#"{"x":1,"startup_time":1795976069.310}"#));
         assert_ne!(number, mark(r#"{"startup_time":1795976069.32}"#));
-        assert_eq!(mark(r#"{"startup_time":"a"}"#), Some(StartMark(0xaf63_dc4c_8601_ec8c)));
-        for body in ["{}", r#"{"startup_time":null}"#, r#"{"startup_time":""}"#, r#"{"startup_time":[1]}"#] {
+        assert_eq!(
+            mark(r#"{"startup_time":"a"}"#),
+            Some(StartMark(0xaf63_dc4c_8601_ec8c))
+        );
+        for body in [
+            "{}",
+            r#"{"startup_time":null}"#,
+            r#"{"startup_time":""}"#,
+            r#"{"startup_time":[1]}"#,
+        ] {
             assert_eq!(mark(body), None, "{body}");
         }
     }
