@@ -246,6 +246,7 @@ fn is_known_label(label: &str) -> bool {
             | "dp_rank"
             | "moe_ep_rank"
             | "moe_dp_rank"
+            | "moe_tp_rank"
             | "ep_rank"
             | "attn_tp_rank"
             | "attn_cp_rank"
@@ -541,7 +542,7 @@ mod tests {
         Tokens::new(count)
     }
 
-    /// CAP2: max inside a dp_rank, sum over dp_ranks, worst usage.
+    /// CAP2, DEC5: max inside a dp_rank, sum over dp_ranks, worst usage; the largest pool is kept.
     #[test]
     fn cap2_groups() {
         let read = gauges(

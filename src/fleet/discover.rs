@@ -37,7 +37,8 @@ impl Discovery {
 /// A router and how to ask it.
 #[derive(Clone, Debug)]
 pub struct Router {
-    /// Its address without a trailing slash, query and fragment; a path before its routes stays.
+    /// Its address without a trailing slash, query, fragment and user info; a path before its routes
+    /// stays.
     base: String,
     key: Option<Secret>,
 }
@@ -49,6 +50,9 @@ impl Router {
         let mut url = url.clone();
         url.set_query(None);
         url.set_fragment(None);
+        // keys come from key files; an address is shown and logged
+        let _ = url.set_username("");
+        let _ = url.set_password(None);
         Self {
             base: url.as_str().trim_end_matches('/').to_owned(),
             key,
@@ -78,7 +82,8 @@ impl Router {
 
     async fn kind_by_list_workers(&self, client: &Client) -> Option<RouterKind> {
         match self.get(client, "/list_workers").await {
-            Ok(_) => Some(RouterKind::VllmRouter),
+            // a front that answers every path with a page tells nothing
+            Ok(body) => rows::read(&body).ok().map(|_| RouterKind::VllmRouter),
             Err(FetchError::Status { from_smg: true, .. }) => Some(RouterKind::Smg),
             Err(_) => None,
         }

@@ -90,7 +90,7 @@ impl FromStr for Network {
 fn bits(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => u128::from(u32::from(ip)),
-        IpAddr::V6(ip) => u128::from(Ipv6Addr::to_bits(ip)),
+        IpAddr::V6(ip) => Ipv6Addr::to_bits(ip),
     }
 }
 

@@ -36,7 +36,7 @@ pub struct PollerConfig {
     pub router: Option<Url>,
     /// Engines given by the operator, instead of or beside a router.
     pub engines: Vec<EngineId>,
-    /// Members of an earlier start: read until the router gives a list.
+    /// Members of an earlier start: read until the router gives a list; of no use without a router.
     pub known: Vec<EngineId>,
     /// Bearer key of the router.
     pub router_key: Option<Secret>,
@@ -108,6 +108,11 @@ impl Poller {
     /// When a client cannot be made.
     pub fn new(config: PollerConfig) -> Result<Self, PollerError> {
         let networks = Arc::new(config.networks);
+        // without a router nothing would ever replace them
+        let members = match &config.router {
+            Some(_) => config.known.into_iter().collect(),
+            None => BTreeSet::new(),
+        };
         let router = match config.router {
             Some(url) => Some(RouterSide {
                 router: Router::new(&url, config.router_key),
@@ -126,7 +131,7 @@ impl Poller {
                 timeout: config.timeout,
             },
             statics: config.engines.into_iter().collect(),
-            members: config.known.into_iter().collect(),
+            members,
             memories: HashMap::new(),
             interval: config.interval,
         })

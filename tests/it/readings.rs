@@ -1,4 +1,10 @@
 //! Recorded bodies of engines and routers, with the reading each of them must give (CAP1, CAP2).
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking, its helpers too"
+)]
 
 use std::fmt::Write as _;
 use std::fs;
