@@ -3,5 +3,6 @@
 //! `docs/ARCHITECTURE.md` has the map of the rooms and the walks through them.
 
 pub mod clock;
+pub mod fleet;
 pub mod gate;
 pub mod store;
