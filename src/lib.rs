@@ -3,6 +3,8 @@
 //! `docs/ARCHITECTURE.md` has the map of the rooms and the walks through them.
 
 pub mod clock;
+pub mod config;
 pub mod fleet;
 pub mod gate;
 pub mod store;
+pub mod telemetry;

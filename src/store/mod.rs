@@ -2,6 +2,7 @@
 
 #[path = "../../migrations/mod.rs"]
 mod migrations;
+mod peek;
 mod redb;
 mod rows;
 mod tables;

@@ -11,6 +11,7 @@ use kvgate_core::tally::Tally;
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, StorageError};
 
 use super::migrations::{META, SCHEMA, STEPS, Step};
+use super::peek::peek;
 use super::rows::{self, Head, RowError};
 use super::tables::{CLEAN, ENGINES, EPOCHS, HEAD, STARTS, TALLY, TICKETS};
 use crate::gate::{Opened, StoreControl};
@@ -110,12 +111,13 @@ pub fn open(directory: &Path) -> Result<Opened<RedbStore>, OpenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => create(directory, &path)?,
         Err(error) => return Err(io(error)),
     }
+    let found = look_at(&path)?;
+    // The look has checked the integrity; this opening may write.
     let database = redb::Builder::new()
         .set_cache_size(CACHE_BYTES)
-        .set_check_integrity_on_open(true)
         .open(&path)
         .map_err(|error| open_error(&path, error))?;
-    check_schema(&database, &path)?;
+    migrate(&database, found, STEPS).map_err(|error| damaged_or_io(&path, error))?;
     let mut store = RedbStore {
         database,
         path: path.clone(),
@@ -170,10 +172,14 @@ fn migrate(database: &Database, from: u32, steps: &[Step]) -> Result<(), redb::E
     Ok(())
 }
 
-fn check_schema(database: &Database, path: &Path) -> Result<(), OpenError> {
+/// The schema of a whole store of ours; the file keeps its bytes whatever it is (DUR5).
+fn look_at(path: &Path) -> Result<u32, OpenError> {
     let known = u32::try_from(STEPS.len()).unwrap_or(u32::MAX);
-    let found = schema(database).map_err(|error| match error {
-        redb::Error::TableDoesNotExist(_) => OpenError::Foreign(path.to_path_buf()),
+    let database = peek(path, CACHE_BYTES).map_err(|error| open_error(path, error))?;
+    let found = schema(&database).map_err(|error| match error {
+        redb::Error::TableDoesNotExist(_) | redb::Error::TableTypeMismatch { .. } => {
+            OpenError::Foreign(path.to_path_buf())
+        }
         other => damaged_or_io(path, other),
     })?;
     match found {
@@ -183,7 +189,7 @@ fn check_schema(database: &Database, path: &Path) -> Result<(), OpenError> {
             found,
             known,
         }),
-        Some(found) => migrate(database, found, STEPS).map_err(|error| damaged_or_io(path, error)),
+        Some(found) => Ok(found),
     }
 }
 

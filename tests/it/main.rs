@@ -1,5 +1,13 @@
 //! The integration tests: one binary, so that it is linked once.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests may fail the test; clippy.toml allows it in test functions only"
+)]
 
 mod fleet_http;
 mod readings;
+mod store;
 mod tidy;

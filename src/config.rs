@@ -1,0 +1,664 @@
+//! Settings: flag > environment > file > default. One list gives names, types and help.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use kvgate_core::capacity::FleetConfig;
+use kvgate_core::policy::{self, AdmissionScope, Policy};
+use kvgate_core::units::{Ppm, Span, Tokens};
+use serde::Deserialize;
+use url::Url;
+
+use crate::fleet::address::BaseUrl;
+use crate::fleet::networks::{Network, Networks};
+use crate::fleet::poller::PollerConfig;
+use crate::fleet::secret::Secret;
+
+/// Prefix of environment names.
+const ENV_PREFIX: &str = "KVGATE_";
+
+/// The longest duration that a setting may name: a year. Longer ones are slips of a unit.
+const SECONDS_MAX: f64 = 366.0 * 86_400.0;
+
+/// A setting that cannot be used. The process ends with exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(String);
+
+fn refused(text: impl Into<String>) -> ConfigError {
+    ConfigError(text.into())
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// The file of `--config`.
+    File,
+    /// A `KVGATE_` variable.
+    Env,
+    /// The command line.
+    Flag,
+}
+
+impl Origin {
+    /// The word that is shown.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::File => "file",
+            Self::Env => "env",
+            Self::Flag => "flag",
+        }
+    }
+}
+
+macro_rules! settings {
+    ($( $(#[$meta:meta])* $name:ident: $kind:ty = $default:expr; )*) => {
+        /// One layer of settings: what one source says, `None` where it says nothing.
+        #[derive(Args, Clone, Debug, Default, PartialEq, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Layer {
+            $( $(#[$meta])* pub $name: Option<$kind>, )*
+        }
+
+        impl Layer {
+            /// Names of all settings, as they stand in a file.
+            pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
+        }
+
+        /// Every value with its origin.
+        #[derive(Clone, Debug)]
+        struct Merged {
+            $( $name: ($kind, Origin), )*
+        }
+
+        impl Merged {
+            fn new(flags: Layer, env: Layer, file: Layer) -> Self {
+                $(
+                    let $name = None
+                        .or(flags.$name.map(|value| (value, Origin::Flag)))
+                        .or(env.$name.map(|value| (value, Origin::Env)))
+                        .or(file.$name.map(|value| (value, Origin::File)))
+                        .unwrap_or_else(|| ($default, Origin::Default));
+                )*
+                Self { $($name),* }
+            }
+
+            fn shown(&self) -> Vec<Shown> {
+                vec![$(Shown {
+                    name: stringify!($name),
+                    value: self.$name.0.shown(),
+                    origin: self.$name.1,
+                }),*]
+            }
+        }
+    };
+}
+
+settings! {
+    /// Address of API and dashboard; may be given more than once. Port 0 takes any free one
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Vec<String> = vec!["127.0.0.1:7070".to_owned()];
+    /// Directory of the store
+    #[arg(long, value_name = "DIR")]
+    data: String = "./kvgate-data".to_owned();
+    /// Router to discover engines through
+    #[arg(long, value_name = "URL")]
+    router: String = String::new();
+    /// Static engine, instead of or beside a router; may be given more than once
+    #[arg(long, value_name = "URL")]
+    engine: Vec<String> = Vec::new();
+    /// Turn program-aware admission on
+    #[arg(long, visible_alias = "agentic-program-admission", num_args = 0..=1,
+          require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    program_admission: bool = false;
+    /// Turn session closes on
+    #[arg(long, visible_alias = "agentic-session-lifecycle", num_args = 0..=1,
+          require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    session_lifecycle: bool = false;
+    /// Share of the fleet's KV capacity that may be reserved, above 0 and at most 1
+    #[arg(long, visible_alias = "agentic-admission-headroom", value_name = "SHARE")]
+    admission_headroom: f64 = 0.90;
+    /// Worst engine usage at which new requests wait, above 0 and at most 1
+    #[arg(long, visible_alias = "agentic-admission-pressure-threshold", value_name = "SHARE")]
+    admission_pressure_threshold: f64 = 0.92;
+    /// Upper bound on the completion part of a reservation, in tokens above 0, or `none`
+    #[arg(long, visible_alias = "agentic-admission-expected-decode-cap", value_name = "TOKENS")]
+    admission_expected_decode_cap: DecodeCap = DecodeCap(None);
+    /// Longest wait before the aging bypass, in seconds
+    #[arg(long, visible_alias = "agentic-admission-max-wait-s", value_name = "SECONDS")]
+    admission_max_wait_s: f64 = 30.0;
+    /// Apply admission to `train` only, or to `all`
+    #[arg(long, visible_alias = "agentic-admission-scope", value_name = "train|all")]
+    admission_scope: String = "train".to_owned();
+    /// Default lease life since grant or last renewal, in seconds: 1 to 86400
+    #[arg(long, value_name = "SECONDS")]
+    lease_ttl_s: f64 = 600.0;
+    /// How long a place or a fresh grant is kept for a caller that is away, in seconds: 1 to 60
+    #[arg(long, value_name = "SECONDS")]
+    claim_grace_s: f64 = 10.0;
+    /// Bound of the queue
+    #[arg(long, value_name = "COUNT")]
+    max_waiting: u64 = 100_000;
+    /// Time between two readings of the engines, in seconds
+    #[arg(long, value_name = "SECONDS")]
+    poll_interval_s: f64 = 1.0;
+    /// Time-out of one reading, in seconds
+    #[arg(long, value_name = "SECONDS")]
+    poll_timeout_s: f64 = 2.0;
+    /// Age at which a reading is no longer fresh, in seconds
+    #[arg(long, value_name = "SECONDS")]
+    stale_after_s: f64 = 6.0;
+    /// File with the bearer key of the router
+    #[arg(long, value_name = "FILE")]
+    router_key_file: String = String::new();
+    /// File with the bearer key of the engines
+    #[arg(long, value_name = "FILE")]
+    engine_key_file: String = String::new();
+    /// Network that engines may be in, as CIDR; may be given more than once. Default: any but link-local
+    #[arg(long, value_name = "CIDR")]
+    engine_network: Vec<String> = Vec::new();
+    /// Host header that is accepted beside loopback names and the bound address; may be given more
+    /// than once, with a scheme where a proxy ends TLS
+    #[arg(long, value_name = "HOST")]
+    allowed_host: Vec<String> = Vec::new();
+    /// Listen on a non-loopback address although there is no access control
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_name = "BOOL")]
+    insecure_no_auth: bool = false;
+    /// `text` or `json`; what is logged: RUST_LOG
+    #[arg(long, value_name = "text|json")]
+    log_format: String = "text".to_owned();
+}
+
+/// A number of tokens, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeCap(Option<u64>);
+
+impl FromStr for DecodeCap {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        text.parse().map(|tokens| Self(Some(tokens)))
+    }
+}
+
+impl<'de> Deserialize<'de> for DecodeCap {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Tokens(u64),
+            Word(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Tokens(tokens) => Ok(Self(Some(tokens))),
+            Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+/// A value as `--print-config` writes it: TOML.
+trait ShownValue {
+    fn shown(&self) -> String;
+}
+
+macro_rules! shown_as_toml {
+    ($($kind:ty),*) => {$(
+        impl ShownValue for $kind {
+            fn shown(&self) -> String {
+                toml::Value::from(self.clone()).to_string()
+            }
+        }
+    )*};
+}
+shown_as_toml!(bool, f64, String, Vec<String>);
+
+impl ShownValue for DecodeCap {
+    fn shown(&self) -> String {
+        self.0
+            .map_or_else(|| "none".to_owned().shown(), |tokens| tokens.shown())
+    }
+}
+
+impl ShownValue for u64 {
+    fn shown(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// One line of `--print-config`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Shown {
+    /// Name as in a file.
+    pub name: &'static str,
+    /// Value in TOML.
+    pub value: String,
+    /// Who set it.
+    pub origin: Origin,
+}
+
+/// Everything `kvgate serve` runs with, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Addresses to listen on.
+    pub listen: Vec<SocketAddr>,
+    /// Directory of the store.
+    pub data: PathBuf,
+    /// Settings of the gate.
+    pub policy: Policy,
+    /// Where members come from.
+    pub fleet: FleetConfig,
+    /// How the fleet is read.
+    pub poller: PollerConfig,
+    /// Lease life where an acquire names none.
+    pub lease_ttl: Span,
+    /// Host headers accepted beside the usual.
+    pub allowed_hosts: Vec<String>,
+    /// Logs as JSON.
+    pub log_json: bool,
+    /// What `--print-config` shows.
+    pub shown: Vec<Shown>,
+}
+
+impl Config {
+    /// Merges the sources and checks all values together.
+    ///
+    /// # Errors
+    /// One sentence that names the setting and what it takes.
+    pub fn load(
+        flags: Layer,
+        env: impl IntoIterator<Item = (String, String)>,
+        file: Option<&Path>,
+    ) -> Result<Self, ConfigError> {
+        let file = match file {
+            Some(path) => from_file(path)?,
+            None => Layer::default(),
+        };
+        Self::checked(Merged::new(flags, from_env(env)?, file))
+    }
+
+    fn checked(merged: Merged) -> Result<Self, ConfigError> {
+        let shown = merged.shown();
+        let listen = addresses(&merged.listen.0, merged.insecure_no_auth.0)?;
+        let policy = policy(&merged)?;
+        let router = match merged.router.0.as_str() {
+            "" => None,
+            text => Some(router_url(text)?),
+        };
+        let engines = merged
+            .engine
+            .0
+            .iter()
+            .map(|text| {
+                BaseUrl::parse(text)
+                    .map(|url| url.engine())
+                    .map_err(|error| refused(format!("engine {text:?}: {error}")))
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let lease_ttl = span("lease_ttl_s", merged.lease_ttl_s.0, true)?;
+        if policy::ttl_in_range(lease_ttl).1 {
+            return Err(refused("lease_ttl_s must be 1 to 86400"));
+        }
+        Ok(Self {
+            listen,
+            data: PathBuf::from(&merged.data.0),
+            fleet: FleetConfig {
+                has_router: router.is_some(),
+                static_engines: engines.iter().cloned().collect(),
+            },
+            poller: PollerConfig {
+                router,
+                engines,
+                known: Vec::new(),
+                router_key: key("router_key_file", &merged.router_key_file.0)?,
+                engine_key: key("engine_key_file", &merged.engine_key_file.0)?,
+                networks: networks(&merged.engine_network.0)?,
+                interval: duration("poll_interval_s", merged.poll_interval_s.0)?,
+                timeout: duration("poll_timeout_s", merged.poll_timeout_s.0)?,
+            },
+            policy,
+            lease_ttl,
+            allowed_hosts: merged.allowed_host.0,
+            log_json: match merged.log_format.0.as_str() {
+                "text" => false,
+                "json" => true,
+                other => {
+                    return Err(refused(format!(
+                        "log_format must be text or json, not {other:?}"
+                    )));
+                }
+            },
+            shown,
+        })
+    }
+}
+
+fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
+    let share = |name: &str, value: f64| {
+        if value > 0.0 && value <= 1.0 {
+            millionths(value)
+        } else if merged.program_admission.0 {
+            None
+        } else {
+            // Numeric admission constraints hold only while admission is on.
+            Some(Ppm::ONE)
+        }
+        .ok_or_else(|| refused(format!("{name} must be above 0 and at most 1, not {value}")))
+    };
+    Policy {
+        program_admission: merged.program_admission.0,
+        session_lifecycle: merged.session_lifecycle.0,
+        paused: false,
+        headroom: share("admission_headroom", merged.admission_headroom.0)?,
+        pressure_threshold: share(
+            "admission_pressure_threshold",
+            merged.admission_pressure_threshold.0,
+        )?,
+        expected_decode_cap: merged
+            .admission_expected_decode_cap
+            .0
+            .0
+            .map(|cap| {
+                Tokens::new(cap).ok_or_else(|| {
+                    refused("admission_expected_decode_cap must be at most 2^53-1 tokens")
+                })
+            })
+            .transpose()?,
+        max_wait: span("admission_max_wait_s", merged.admission_max_wait_s.0, false)?,
+        scope: match merged.admission_scope.0.as_str() {
+            "train" => AdmissionScope::Train,
+            "all" => AdmissionScope::All,
+            other => {
+                return Err(refused(format!(
+                    "admission_scope must be train or all, not {other:?}"
+                )));
+            }
+        },
+        claim_grace: span("claim_grace_s", merged.claim_grace_s.0, true)?,
+        max_waiting: merged.max_waiting.0,
+        stale_after: span("stale_after_s", merged.stale_after_s.0, true)?,
+    }
+    .validated()
+    .map_err(|error| refused(error.to_string()))
+}
+
+/// A share in millionths; a share above 0 never becomes 0.
+fn millionths(share: f64) -> Option<Ppm> {
+    let millionths = (share * 1e6).floor().max(1.0);
+    format!("{millionths:.0}").parse().ok().and_then(Ppm::new)
+}
+
+fn seconds(name: &str, value: f64, above_zero: bool) -> Result<Duration, ConfigError> {
+    let least = if above_zero { "above 0" } else { "at least 0" };
+    let inside = (0.0..=SECONDS_MAX).contains(&value) && !(above_zero && value == 0.0);
+    let parsed = inside.then(|| Duration::try_from_secs_f64(value).ok());
+    parsed.flatten().ok_or_else(|| {
+        refused(format!(
+            "{name} must be {least} and at most a year, in seconds, not {value}"
+        ))
+    })
+}
+
+fn duration(name: &str, value: f64) -> Result<Duration, ConfigError> {
+    seconds(name, value, true)
+}
+
+/// Whole milliseconds; a time above 0 never becomes 0.
+fn span(name: &str, value: f64, above_zero: bool) -> Result<Span, ConfigError> {
+    let duration = seconds(name, value, above_zero)?;
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    Ok(Span::from_millis(millis.max(u64::from(above_zero))))
+}
+
+fn addresses(listen: &[String], insecure: bool) -> Result<Vec<SocketAddr>, ConfigError> {
+    let mut addresses = Vec::new();
+    for text in listen {
+        let text = text.replacen("localhost:", "127.0.0.1:", 1);
+        let address: SocketAddr = text.parse().map_err(|_| {
+            refused(format!(
+                "listen must be HOST:PORT with an IP address, such as 127.0.0.1:7070 or [::1]:7070, not {text:?}"
+            ))
+        })?;
+        if !address.ip().is_loopback() && !insecure {
+            return Err(refused(format!(
+                "{address} is open to the network and there is no access control yet: listen on a loopback address, or say --insecure-no-auth"
+            )));
+        }
+        addresses.push(address);
+    }
+    if addresses.is_empty() {
+        return Err(refused("listen must name at least one address"));
+    }
+    Ok(addresses)
+}
+
+fn router_url(text: &str) -> Result<Url, ConfigError> {
+    let url = Url::parse(text)
+        .ok()
+        .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    url.ok_or_else(|| {
+        refused(format!(
+            "router must be an http or https URL, such as http://127.0.0.1:30000, not {text:?}"
+        ))
+    })
+}
+
+fn networks(list: &[String]) -> Result<Networks, ConfigError> {
+    if list.is_empty() {
+        return Ok(Networks::default());
+    }
+    let networks = list
+        .iter()
+        .map(|text| {
+            text.parse::<Network>().map_err(|_| {
+                refused(format!(
+                    "engine_network must be CIDR, such as 10.0.0.0/8, not {text:?}"
+                ))
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(Networks::only(networks))
+}
+
+/// Reads a key file. The key is never shown.
+fn key(name: &str, path: &str) -> Result<Option<Secret>, ConfigError> {
+    if path.is_empty() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| refused(format!("{name} {path:?} cannot be read: {error}")))?;
+    let secret =
+        Secret::new(&text).map_err(|error| refused(format!("{name} {path:?}: {error}")))?;
+    Ok(Some(secret))
+}
+
+fn from_file(path: &Path) -> Result<Layer, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| refused(format!("{} cannot be read: {error}", path.display())))?;
+    let table: toml::Table = text
+        .parse()
+        .map_err(|error| refused(format!("{}: {error}", path.display())))?;
+    for name in table.keys() {
+        known(name).map_err(|error| refused(format!("{}: {error}", path.display())))?;
+    }
+    Layer::deserialize(table).map_err(|error| refused(format!("{}: {error}", path.display())))
+}
+
+/// Refuses a name that is not a setting, with the nearest that is.
+fn known(name: &str) -> Result<(), ConfigError> {
+    if Layer::NAMES.contains(&name) {
+        return Ok(());
+    }
+    let nearest = Layer::NAMES
+        .iter()
+        .min_by_key(|known| strsim::damerau_levenshtein(known, name))
+        .copied()
+        .unwrap_or_default();
+    Err(refused(format!(
+        "there is no setting {name:?}; the nearest is {nearest:?}"
+    )))
+}
+
+/// Variables that are named like a setting; others are not ours to judge.
+fn from_env(env: impl IntoIterator<Item = (String, String)>) -> Result<Layer, ConfigError> {
+    let env: BTreeMap<String, String> = env.into_iter().collect();
+    let mut table = toml::Table::new();
+    for name in Layer::NAMES {
+        let variable = format!("{ENV_PREFIX}{}", name.to_uppercase());
+        let Some(text) = env.get(&variable) else {
+            continue;
+        };
+        let value = env_value(name, text)
+            .ok_or_else(|| refused(format!("{variable} is not a value for {name}: {text:?}")))?;
+        table.insert((*name).to_owned(), value);
+    }
+    Layer::deserialize(table).map_err(|error| refused(error.to_string()))
+}
+
+/// The first reading of the text that fits the setting's type; lists are split at commas.
+fn env_value(name: &str, text: &str) -> Option<toml::Value> {
+    let list = text
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
+    let candidates = [
+        text.parse().ok().map(toml::Value::Boolean),
+        text.parse().ok().map(toml::Value::Integer),
+        text.parse().ok().map(toml::Value::Float),
+        Some(toml::Value::String(text.to_owned())),
+        Some(toml::Value::from(list.collect::<Vec<_>>())),
+    ];
+    candidates.into_iter().flatten().find(|value| {
+        let table = toml::Table::from_iter([(name.to_owned(), value.clone())]);
+        Layer::deserialize(table).is_ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(flags: Layer, env: &[(&str, &str)], file: &str) -> Result<Config, ConfigError> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kvgate.toml");
+        std::fs::write(&path, file).unwrap();
+        let env = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        Config::load(flags, env, Some(&path))
+    }
+
+    fn shown(config: &Config, name: &str) -> (String, &'static str) {
+        let shown = config
+            .shown
+            .iter()
+            .find(|shown| shown.name == name)
+            .unwrap();
+        (shown.value.clone(), shown.origin.word())
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
+        let flags = Layer {
+            admission_headroom: Some(0.5),
+            ..Layer::default()
+        };
+        let env = [
+            ("KVGATE_ADMISSION_HEADROOM", "0.6"),
+            ("KVGATE_CLAIM_GRACE_S", "20"),
+            ("KVGATE_ENGINE", "http://127.0.0.1:1, http://127.0.0.1:2"),
+            ("KVGATE_PROGRAM_ADMISSION", "true"),
+            ("KVGATE_URL", "not a setting"),
+        ];
+        let file =
+            "admission_headroom = 0.7\nclaim_grace_s = 30\nmax_waiting = 5\nlease_ttl_s = 60";
+        let config = load(flags, &env, file).unwrap();
+        assert_eq!(config.policy.headroom, Ppm::clamped(500_000));
+        assert_eq!(shown(&config, "admission_headroom"), ("0.5".into(), "flag"));
+        assert_eq!(config.policy.claim_grace, Span::from_secs(20));
+        assert_eq!(shown(&config, "claim_grace_s").1, "env");
+        assert_eq!(config.policy.max_waiting, 5);
+        assert_eq!(shown(&config, "max_waiting").1, "file");
+        assert_eq!(config.lease_ttl, Span::from_secs(60));
+        assert_eq!(config.fleet.static_engines.len(), 2);
+        assert!(config.policy.program_admission);
+        assert_eq!(shown(&config, "stale_after_s"), ("6.0".into(), "default"));
+    }
+
+    #[test]
+    fn a_mistyped_name_in_a_file_is_refused_with_the_nearest() {
+        let error = load(Layer::default(), &[], "max_wating = 5").unwrap_err();
+        assert!(error.to_string().contains("\"max_waiting\""), "{error}");
+        let error = load(Layer::default(), &[], "max_waiting = \"many\"").unwrap_err();
+        assert!(error.to_string().contains("max_waiting"), "{error}");
+        let error = load(Layer::default(), &[("KVGATE_MAX_WAITING", "many")], "").unwrap_err();
+        assert!(error.to_string().contains("KVGATE_MAX_WAITING"), "{error}");
+    }
+
+    #[test]
+    fn numbers_outside_their_range_are_refused_by_name() {
+        for (file, name) in [
+            (
+                "program_admission = true\nadmission_headroom = 0.0",
+                "headroom",
+            ),
+            (
+                "program_admission = true\nadmission_headroom = 1.5",
+                "headroom",
+            ),
+            (
+                "program_admission = true\nadmission_pressure_threshold = nan",
+                "threshold",
+            ),
+            (
+                "program_admission = true\nadmission_expected_decode_cap = 0",
+                "decode cap",
+            ),
+            ("admission_expected_decode_cap = \"some\"", "invalid digit"),
+            ("admission_max_wait_s = -1", "admission_max_wait_s"),
+            ("admission_max_wait_s = inf", "admission_max_wait_s"),
+            ("lease_ttl_s = 0.5", "lease_ttl_s"),
+            ("claim_grace_s = 61", "claim grace"),
+            ("max_waiting = 0", "queue"),
+            ("poll_interval_s = 0", "poll_interval_s"),
+            ("stale_after_s = 0", "stale_after_s"),
+            ("admission_scope = \"eval\"", "admission_scope"),
+            ("router = \"ftp://127.0.0.1\"", "router"),
+            ("engine = [\"http://\"]", "engine"),
+            ("engine_network = [\"10.0.0.0/99\"]", "engine_network"),
+            ("listen = [\"7070\"]", "listen"),
+            ("listen = []", "listen"),
+            ("listen = [\"0.0.0.0:7070\"]", "insecure-no-auth"),
+            ("log_format = \"xml\"", "log_format"),
+            ("router_key_file = \"does-not-exist\"", "router_key_file"),
+        ] {
+            let error = load(Layer::default(), &[], file).expect_err(file);
+            assert!(error.to_string().contains(name), "{file}: {error}");
+        }
+    }
+
+    #[test]
+    fn admission_numbers_are_free_while_admission_is_off() {
+        let config = load(Layer::default(), &[], "admission_headroom = 7.0").unwrap();
+        assert!(!config.policy.program_admission);
+    }
+
+    #[test]
+    fn a_non_loopback_address_needs_the_word() {
+        let flags = Layer {
+            listen: Some(vec!["0.0.0.0:7070".into(), "[::1]:0".into()]),
+            insecure_no_auth: Some(true),
+            ..Layer::default()
+        };
+        assert_eq!(load(flags, &[], "").unwrap().listen.len(), 2);
+    }
+}

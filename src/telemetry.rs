@@ -1,0 +1,22 @@
+//! Logs: structured lines on stderr, as text or JSON; what is logged follows `RUST_LOG`.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt;
+
+/// Begins logging. A second call changes nothing.
+pub fn start_logging(json: bool) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let lines = fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colour);
+    // Fails only when logging has begun already, as in tests of one process.
+    let _ = if json {
+        lines.json().try_init()
+    } else {
+        lines.try_init()
+    };
+}

@@ -1,0 +1,274 @@
+//! The store on redb: keeps exactly what the reference store keeps, and touches nothing it did not make.
+
+use std::convert::Infallible;
+use std::fs;
+use std::path::Path;
+
+use kvgate::gate::StoreControl;
+use kvgate::store::{FILE_NAME, OpenError, RedbStore, open};
+use kvgate_core::capacity::FleetConfig;
+use kvgate_core::command::{Acquire, Command};
+use kvgate_core::decision::Scope;
+use kvgate_core::ids::{EngineId, Label, SessionId, TicketId};
+use kvgate_core::machine::{Machine, StartParams};
+use kvgate_core::memory::MemoryStore;
+use kvgate_core::policy::Policy;
+use kvgate_core::reading::{
+    EngineKind, Reading, Role, Round, RouterAnswer, Source, StartMark, Worker,
+};
+use kvgate_core::store::{Commit, Image, Store};
+use kvgate_core::tally::LocalBypass;
+use kvgate_core::ticket::Sent;
+use kvgate_core::units::{Span, Timestamp, Tokens};
+
+/// Commits to the store under test and to the reference.
+struct Both {
+    redb: RedbStore,
+    memory: MemoryStore,
+}
+
+impl Store for Both {
+    type Error = Infallible;
+
+    fn commit(&mut self, commit: Commit<'_>) -> Result<(), Infallible> {
+        self.redb.commit(commit).unwrap();
+        self.memory.commit(commit)
+    }
+}
+
+fn tokens(count: u64) -> Tokens {
+    Tokens::new(count).unwrap()
+}
+
+fn params(now: Timestamp) -> StartParams {
+    StartParams {
+        now,
+        salt: now.millis(),
+        seed: 7,
+        policy: Policy {
+            program_admission: true,
+            ..Policy::default()
+        },
+        fleet: FleetConfig {
+            has_router: true,
+            static_engines: Default::default(),
+        },
+    }
+}
+
+fn round(now: Timestamp, names: &[&str], mark: u64) -> Command {
+    let ids: Vec<EngineId> = names.iter().map(|name| EngineId::new(name)).collect();
+    Command::Round(Round {
+        began_at: now,
+        router: Some(RouterAnswer::Workers(
+            ids.iter()
+                .map(|engine| Worker {
+                    engine: engine.clone(),
+                    role: Role::Regular,
+                    healthy: true,
+                    worker_ids: [format!("w-{mark}").as_str().into()].into(),
+                })
+                .collect(),
+        )),
+        readings: ids
+            .iter()
+            .map(|engine| {
+                let reading = Reading {
+                    kind: EngineKind::Sglang,
+                    source: Source::Loads,
+                    capacity: tokens(1_000),
+                    largest_pool: tokens(1_000),
+                    usage: None,
+                    used: None,
+                    evictable: None,
+                    available: None,
+                    running: Some(0),
+                    queued: Some(0),
+                    ranks: 1,
+                    counters: None,
+                    unknown_label: false,
+                };
+                (engine.clone(), Ok(reading))
+            })
+            .collect(),
+        start_marks: ids
+            .iter()
+            .map(|engine| (engine.clone(), StartMark(mark)))
+            .collect(),
+    })
+}
+
+fn acquire(ticket: &str, sent: Sent, protected: bool) -> Command {
+    Command::Acquire(Acquire {
+        ticket: TicketId::new(ticket).unwrap(),
+        session: SessionId::new("sitzung/ß %2F").unwrap(),
+        sent,
+        scope: Scope::Train,
+        protected,
+        ttl: Span::from_secs(60),
+        client: Some(Label::new("rollout-3").unwrap()),
+        request_id: None,
+        stays: false,
+    })
+}
+
+/// DUR1, DUR2: whatever a turn promised is on disk as the reference store has it: waiters, leases,
+/// ended tickets, markers, epochs, engines, starts and counters, over several starts.
+#[test]
+fn keeps_what_the_reference_store_keeps() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut memory = MemoryStore::default();
+    let mut now = Timestamp::from_millis(1_000_000);
+    for start in 0..3_u64 {
+        let opened = open(directory.path()).unwrap();
+        assert_eq!(opened.image, memory.image());
+        let mut both = Both {
+            redb: opened.store,
+            memory,
+        };
+        let Ok(committed) = Machine::restore(opened.image, params(now)).commit(&mut both);
+        let mut machine = committed.machine;
+        for turn in 0..40_u64 {
+            now = now.after(Span::from_millis(700));
+            let mut turning = machine.turn(now);
+            if turn % 3 == 0 {
+                let names: &[&str] = if turn < 20 {
+                    &["http://a", "http://b"]
+                } else {
+                    &["http://b"]
+                };
+                turning.handle(round(now, names, start + turn / 30));
+            }
+            let name = format!("t-{start}-{turn}");
+            let parts = Sent::Parts {
+                prompt: tokens(300),
+                max_new: tokens(turn),
+            };
+            turning.handle(acquire(&name, parts, turn % 7 == 0));
+            turning.handle(acquire(
+                &format!("{name}-sum"),
+                Sent::Sum(tokens(10)),
+                false,
+            ));
+            turning.handle(Command::Cancel(
+                TicketId::new(&format!("t-{start}-{}", turn / 2)).unwrap(),
+            ));
+            turning.handle(Command::Cancel(
+                TicketId::new(&format!("bare-{turn}")).unwrap(),
+            ));
+            turning.handle(Command::LocalBypasses(vec![(LocalBypass::Breaker, 3)]));
+            let Ok(committed) = turning.finish().commit(&mut both);
+            machine = committed.machine;
+        }
+        let Ok(_) = machine.turn(now).finish_last().commit(&mut both);
+        both.redb.close().unwrap();
+        memory = both.memory;
+        now = now.after(Span::from_secs(5));
+    }
+    let image = open(directory.path()).unwrap().image;
+    assert_eq!(image, memory.image());
+    assert_eq!(image.term, 3);
+    assert!(image.tickets.len() > 100 && image.epochs.len() >= 4 && image.starts.len() == 3);
+}
+
+fn untouched(path: &Path, content: &[u8]) {
+    assert_eq!(fs::read(path).unwrap(), content, "the file was touched");
+}
+
+/// A file that is no store is refused and left as it is; an empty one too, since only a missing one is new.
+#[test]
+fn refuses_what_is_not_a_store() {
+    for content in [&b"no store, just notes\n"[..], b"", &[0; 100_000]] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE_NAME);
+        fs::write(&path, content).unwrap();
+        let error = open(directory.path()).unwrap_err();
+        assert!(matches!(error, OpenError::Foreign(_)), "{error:?}");
+        assert!(error.to_string().contains("not a kvgate store"), "{error}");
+        untouched(&path, content);
+    }
+}
+
+/// A database of another program is not a store either.
+#[test]
+fn refuses_a_database_of_another_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE_NAME);
+    let table: redb::TableDefinition<'_, u64, u64> = redb::TableDefinition::new("theirs");
+    let database = redb::Database::create(&path).unwrap();
+    let transaction = database.begin_write().unwrap();
+    transaction.open_table(table).unwrap().insert(1, 2).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    let before = fs::read(&path).unwrap();
+    let error = open(directory.path()).unwrap_err();
+    assert!(matches!(error, OpenError::Foreign(_)), "{error:?}");
+    untouched(&path, &before);
+}
+
+/// A newer schema is refused with both versions named.
+#[test]
+fn refuses_a_newer_schema() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(open(directory.path()).unwrap());
+    let meta: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("meta");
+    let database = redb::Database::open(directory.path().join(FILE_NAME)).unwrap();
+    let transaction = database.begin_write().unwrap();
+    transaction
+        .open_table(meta)
+        .unwrap()
+        .insert("schema", 99_u32.to_le_bytes().as_slice())
+        .unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    let path = directory.path().join(FILE_NAME);
+    let before = fs::read(&path).unwrap();
+    let error = open(directory.path()).unwrap_err();
+    untouched(&path, &before);
+    assert!(
+        matches!(
+            error,
+            OpenError::Newer {
+                found: 99,
+                known: 1,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
+/// A store in use by another opener is refused; it can be opened once the other is gone.
+#[test]
+fn refuses_a_store_in_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = open(directory.path()).unwrap();
+    let error = open(directory.path()).unwrap_err();
+    assert!(matches!(error, OpenError::Locked(_)), "{error:?}");
+    drop(first);
+    assert_eq!(open(directory.path()).unwrap().image, Image::default());
+}
+
+/// A cut file is refused, not repaired into something else.
+#[test]
+fn refuses_a_cut_file() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(open(directory.path()).unwrap());
+    let path = directory.path().join(FILE_NAME);
+    let whole = fs::read(&path).unwrap();
+    let half = whole.get(..whole.len() / 2).unwrap().to_vec();
+    fs::write(&path, &half).unwrap();
+    let error = open(directory.path()).unwrap_err();
+    assert!(matches!(error, OpenError::Damaged(..)), "{error:?}");
+    untouched(&path, &half);
+}
+
+/// The rest of a creation that a crash interrupted is no store and stands in nobody's way.
+#[test]
+fn starts_over_after_an_interrupted_creation() {
+    let directory = tempfile::tempdir().unwrap();
+    let rest = directory.path().join(format!("{FILE_NAME}.new"));
+    fs::write(&rest, b"half of a store").unwrap();
+    assert_eq!(open(directory.path()).unwrap().image, Image::default());
+    assert!(!rest.exists());
+}
