@@ -8,3 +8,4 @@ pub mod fleet;
 pub mod gate;
 pub mod store;
 pub mod telemetry;
+pub mod web;

@@ -1,0 +1,267 @@
+//! The overview: budget, epoch, engines and the head of the queue.
+
+use askama::Template;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use kvgate_core::capacity::EngineView;
+use kvgate_core::command::Slice;
+use kvgate_core::decision::{DegradedReason, WaitReason};
+use kvgate_core::effect::WaiterView;
+use kvgate_core::ids::RowNo;
+use kvgate_core::units::{Ppm, Span, Timestamp};
+use kvgate_core::view::View;
+
+use super::WebState;
+use super::format::{duration, grouped, percent, percent_of, tenths_of};
+use crate::gate::Phase;
+
+/// Waiters that the overview shows.
+const QUEUE_ROWS: usize = 12;
+
+/// Nothing from elsewhere, no script, no frame.
+const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct Overview {
+    alert: Option<String>,
+    version: &'static str,
+    epoch: u64,
+    mode: &'static str,
+    waiting: String,
+    waiting_tokens: String,
+    oldest: String,
+    leases: String,
+    oldest_lease: String,
+    admitted: String,
+    bypassed: String,
+    cancelled: String,
+    budget: Budget,
+    queue: Vec<QueueRow>,
+    queue_more: Option<String>,
+    engines: Vec<EngineRow>,
+    counted: usize,
+    threshold: String,
+    usage_mean: String,
+    usage_max: String,
+    store_bytes: String,
+    commit_p99: String,
+}
+
+struct Budget {
+    available: String,
+    reserved: String,
+    reserved_share: String,
+    overdraft: Option<String>,
+    ceiling: String,
+    kept: String,
+    capacity: String,
+    headroom: String,
+    /// For the bar: 0 to 1,000.
+    bar_reserved: u64,
+}
+
+struct QueueRow {
+    position: String,
+    ticket: String,
+    session: String,
+    tokens: String,
+    age: String,
+    bypass_in: String,
+    waits_for: String,
+    head: bool,
+}
+
+struct EngineRow {
+    url: String,
+    state: &'static str,
+    good: bool,
+    usage: String,
+    /// For the bar: 0 to 1,000.
+    bar: u64,
+    run_queue: String,
+    capacity: String,
+    age: String,
+}
+
+/// `GET /`.
+pub(super) async fn overview(State(state): State<WebState>) -> Response {
+    let slice = Slice {
+        from: RowNo(0),
+        rows: QUEUE_ROWS,
+    };
+    // While the store is away the page still shows the last good state.
+    let queue = state.gate.list_queue(slice).await;
+    let queue = queue.map(|page| page.items).unwrap_or_default();
+    let view = state.gate.view();
+    let page = Overview::new(&state, &view, &queue);
+    match page.render() {
+        Ok(html) => (
+            [
+                (CONTENT_TYPE, "text/html; charset=utf-8"),
+                (CACHE_CONTROL, "no-store"),
+                (CONTENT_SECURITY_POLICY, POLICY),
+            ],
+            html,
+        )
+            .into_response(),
+        Err(error) => {
+            tracing::error!(%error, "the overview cannot be rendered");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+impl Overview {
+    fn new(state: &WebState, view: &View, queue: &[WaiterView]) -> Self {
+        let phase = state.gate.phase();
+        let now = state.gate.line().map_or(view.now, |line| line.now());
+        let stats = state.gate.stats();
+        let more = view.waiting.saturating_sub(queue.len() as u64);
+        let mut bypassed = 0;
+        let mut admitted = 0;
+        let mut cancelled = 0;
+        for scope in &view.tally.scopes {
+            admitted += scope.admit;
+            bypassed += scope.bypass.iter().sum::<u64>();
+            cancelled += scope.cancelled.iter().sum::<u64>();
+        }
+        Self {
+            alert: alert(phase, view),
+            version: env!("CARGO_PKG_VERSION"),
+            epoch: view.epoch.0,
+            mode: mode(view),
+            waiting: grouped(view.waiting),
+            waiting_tokens: grouped(view.waiting_tokens.get()),
+            oldest: since(view.oldest_waiter, now),
+            leases: grouped(view.leases),
+            oldest_lease: since(view.oldest_lease, now),
+            admitted: grouped(admitted),
+            bypassed: grouped(bypassed),
+            cancelled: grouped(cancelled),
+            budget: Budget::new(view),
+            queue: queue.iter().map(QueueRow::new).collect(),
+            queue_more: (more > 0).then(|| grouped(more)),
+            engines: view
+                .engines
+                .iter()
+                .map(|engine| EngineRow::new(engine, now))
+                .collect(),
+            counted: view.engines.iter().filter(|engine| engine.counted).count(),
+            threshold: percent(view.policy.pressure_threshold),
+            usage_mean: view.measure.usage_mean.map_or("–".to_owned(), percent),
+            usage_max: view.measure.usage_max.map_or("–".to_owned(), percent),
+            store_bytes: format!("{} KiB", grouped(stats.bytes() / 1_024)),
+            commit_p99: stats.commit_p99().map_or("–".to_owned(), |time| {
+                format!("{:.1} ms", time.as_secs_f64() * 1e3)
+            }),
+        }
+    }
+}
+
+impl Budget {
+    fn new(view: &View) -> Self {
+        let measure = &view.measure;
+        let overdraft = view.reserved.saturating_sub(measure.ceiling).get();
+        let share = tenths_of(view.reserved.get(), measure.ceiling.get());
+        Self {
+            available: grouped(view.available().get()),
+            reserved: grouped(view.reserved.get()),
+            reserved_share: percent_of(view.reserved.get(), measure.ceiling.get()),
+            overdraft: (overdraft > 0).then(|| grouped(overdraft)),
+            ceiling: grouped(measure.ceiling.get()),
+            kept: grouped(measure.capacity.saturating_sub(measure.ceiling).get()),
+            capacity: grouped(measure.capacity.get()),
+            headroom: percent(view.policy.headroom),
+            bar_reserved: share.unwrap_or(0).min(1_000),
+        }
+    }
+}
+
+impl QueueRow {
+    fn new(waiter: &WaiterView) -> Self {
+        let status = &waiter.status;
+        Self {
+            position: grouped(status.position),
+            ticket: waiter.ticket.as_str().to_owned(),
+            session: waiter.session.as_str().to_owned(),
+            tokens: grouped(waiter.terms.reservation.get()),
+            age: duration(status.age),
+            bypass_in: duration(status.bypass_in),
+            waits_for: match status.reason {
+                WaitReason::BehindOlder => "behind #1".to_owned(),
+                WaitReason::PressureGuard => "engine pressure".to_owned(),
+                WaitReason::CapacityExhausted => format!("{} short", grouped(status.short.get())),
+            },
+            head: status.position == 1,
+        }
+    }
+}
+
+impl EngineRow {
+    fn new(engine: &EngineView, now: Timestamp) -> Self {
+        let reading = engine.reading.as_ref();
+        let usage = reading.and_then(|(_, reading)| reading.usage);
+        let number = |count: Option<u64>| count.map_or_else(|| "–".to_owned(), grouped);
+        Self {
+            url: engine.id.as_str().to_owned(),
+            state: if engine.counted {
+                "counted"
+            } else if !engine.fresh {
+                "no fresh reading"
+            } else if !engine.healthy {
+                "unhealthy"
+            } else {
+                "not counted"
+            },
+            good: engine.counted,
+            usage: usage.map_or("–".to_owned(), percent),
+            bar: u64::from(usage.map_or(0, Ppm::get) / 1_000),
+            run_queue: format!(
+                "{} / {}",
+                number(reading.and_then(|(_, reading)| reading.running)),
+                number(reading.and_then(|(_, reading)| reading.queued))
+            ),
+            capacity: number(reading.map(|(_, reading)| reading.capacity.get())),
+            age: since(reading.map(|(at, _)| *at), now),
+        }
+    }
+}
+
+fn since(at: Option<Timestamp>, now: Timestamp) -> String {
+    at.map_or_else(|| "–".to_owned(), |at| duration(now.since(at)))
+}
+
+fn mode(view: &View) -> &'static str {
+    match (view.policy.program_admission, view.policy.paused) {
+        (false, _) => "observing",
+        (true, true) => "paused",
+        (true, false) => "admission on",
+    }
+}
+
+/// The one thing to know first; `None` when all is well.
+fn alert(phase: Phase, view: &View) -> Option<String> {
+    match phase {
+        Phase::Starting => return Some("Recovering: the store is being loaded.".to_owned()),
+        Phase::Unavailable => {
+            return Some(
+                "The store is not available: new work bypasses until it is open again.".to_owned(),
+            );
+        }
+        Phase::Draining => return Some("Stopping: waiting callers come back later.".to_owned()),
+        Phase::Ready => {}
+    }
+    let grace = duration(Span::from_millis(view.policy.stale_after.millis()));
+    let reason = match view.measure.degraded? {
+        DegradedReason::NoFleet => "no router and no engine is configured".to_owned(),
+        DegradedReason::RouterUnreachable => {
+            format!("the router gave no list of workers for {grace}")
+        }
+        DegradedReason::NoFreshReading => format!("no engine gave a reading within {grace}"),
+        DegradedReason::NoCapacity => "no engine that counts has a KV capacity".to_owned(),
+    };
+    Some(format!("Degraded, all work bypasses: {reason}."))
+}
