@@ -2,6 +2,7 @@
 //!
 //! `docs/ARCHITECTURE.md` has the map of the rooms and the walks through them.
 
+pub mod check;
 pub mod clock;
 pub mod config;
 pub mod fleet;

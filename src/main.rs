@@ -1,2 +1,3 @@
 //! kvgate
+
 fn main() {}

@@ -16,3 +16,4 @@ pub mod rows;
 pub mod scrape;
 pub mod secret;
 pub mod server_info;
+pub mod words;

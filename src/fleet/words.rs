@@ -1,0 +1,43 @@
+//! What went wrong with a reading, in the words that pages, API and commands show.
+
+use kvgate_core::reading::{ReadFailure, RouterFailure};
+
+use super::rows::RouterKind;
+
+/// Why an engine gave no good reading.
+#[must_use]
+pub fn read_failure(failure: ReadFailure) -> String {
+    match failure {
+        ReadFailure::Timeout => "no answer within the time-out".to_owned(),
+        ReadFailure::Refused => "no connection".to_owned(),
+        ReadFailure::MetricsOff => "metrics off (404)".to_owned(),
+        ReadFailure::KeyRefused(status) => format!("needs a key ({status})"),
+        ReadFailure::Status(status) => format!("status {status}"),
+        ReadFailure::Unreadable => "an answer that cannot be read".to_owned(),
+        ReadFailure::Missing => "an answer without a KV capacity".to_owned(),
+        ReadFailure::NotAllowed => "outside the allowed engine networks".to_owned(),
+    }
+}
+
+/// Why the router gave no list.
+#[must_use]
+pub fn router_failure(failure: RouterFailure) -> String {
+    match failure {
+        RouterFailure::Timeout => "router gives no answer within the time-out".to_owned(),
+        RouterFailure::Refused => "router takes no connection".to_owned(),
+        RouterFailure::KeyRefused(status) => format!("router asks for a key ({status})"),
+        RouterFailure::Status(status) => format!("router answers status {status}"),
+        RouterFailure::Unreadable => "router answers no list of workers".to_owned(),
+    }
+}
+
+/// Name of a kind of router.
+#[must_use]
+pub const fn router_kind(kind: RouterKind) -> &'static str {
+    match kind {
+        RouterKind::SglangRouter => "sglang-router",
+        RouterKind::Smg => "smg",
+        RouterKind::VllmRouter => "vllm-router",
+        RouterKind::Unknown => "unknown",
+    }
+}
