@@ -214,8 +214,10 @@ impl Chain {
     }
 }
 
+/// A shared prefix: its name and its length, since another length is another prefix.
+type PrefixKey = (Arc<str>, u64);
 /// Session, then shared prefix: all chains of a session stand side by side.
-type ChainKey = (Arc<str>, Option<Arc<str>>);
+type ChainKey = (Arc<str>, Option<PrefixKey>);
 
 #[derive(Clone, Debug)]
 struct Queued {
@@ -268,7 +270,10 @@ fn chain_key(request: &Request) -> ChainKey {
         } else {
             request.session.clone()
         },
-        request.prefix.as_ref().map(|prefix| prefix.id.clone()),
+        request
+            .prefix
+            .as_ref()
+            .map(|prefix| (prefix.id.clone(), shared_tokens(request))),
     )
 }
 
@@ -287,7 +292,7 @@ pub struct Engine {
     /// Counts uses of the cache, to order them.
     uses: u64,
     available: u64,
-    prefixes: BTreeMap<Arc<str>, PrefixNode>,
+    prefixes: BTreeMap<PrefixKey, PrefixNode>,
     chains: BTreeMap<ChainKey, Chain>,
     /// In the order of admission.
     running: Vec<Running>,
@@ -511,7 +516,7 @@ impl Engine {
             .take_while(move |key| key.0 == session)
     }
 
-    fn has_children(&self, prefix: &Arc<str>) -> bool {
+    fn has_children(&self, prefix: &PrefixKey) -> bool {
         self.chains
             .iter()
             .any(|(key, chain)| key.1.as_ref() == Some(prefix) && chain.tokens > 0)
