@@ -1,1 +1,2 @@
 //! kvgate
+pub mod demo;

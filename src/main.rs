@@ -1,2 +1,2 @@
 //! kvgate
-fn main(){}
+fn main() {}
