@@ -54,6 +54,9 @@ pub struct AgentsSpec {
     pub coordinator: String,
     /// Base address of the router.
     pub router: String,
+    /// Goes in front of every session id. A coordinator that remembers an earlier run of the same
+    /// seed would refuse its tickets, so give each run another name, such as its start time.
+    pub run: String,
     /// Sessions at a time.
     pub slots: u64,
     /// Sessions in all; `None` goes on until it is stopped.
@@ -66,6 +69,9 @@ pub struct AgentsSpec {
     pub ttl_s: f64,
     /// Longest time of one acquire call, in real seconds.
     pub wait_s: f64,
+    /// Whether the first session of each slot begins at a later turn, as if the agents had been at
+    /// work for a while: the pool fills at once.
+    pub warm: bool,
     /// Whether finished sessions are closed.
     pub close_sessions: bool,
     /// Token for the coordinator.
@@ -79,12 +85,14 @@ impl AgentsSpec {
         Self {
             coordinator: coordinator.trim_end_matches('/').to_owned(),
             router: router.trim_end_matches('/').to_owned(),
+            run: String::new(),
             slots: 200,
             sessions_max: None,
             workload: WorkloadSpec::default(),
             speed: DEMO_SPEED,
             ttl_s: 20.0,
             wait_s: 25.0,
+            warm: true,
             close_sessions: true,
             token: None,
         }
@@ -264,11 +272,24 @@ async fn run_slot(crew: Arc<Crew>, slot: u64) {
     while crew.spec.sessions_max.is_none_or(|max| index < max) {
         let start_ms = Pace::start(&crew.spec.workload, slot, free_at_ms);
         tokio::time::sleep_until(crew.began + crew.real(start_ms)).await;
-        let plan = crew.workload.session(index);
+        let mut plan = crew.workload.session(index);
+        if crew.spec.warm && index == slot {
+            warm_up(&mut plan, slot);
+        }
+        if !crew.spec.run.is_empty() {
+            plan.session = format!("{}.{}", crew.spec.run, plan.session);
+        }
         crew.session(&plan, index, slot).await;
         index += crew.spec.slots;
         free_at_ms = crew.model_ms();
     }
+}
+
+/// Leaves out some first turns, another number in each slot, and never the last.
+fn warm_up(plan: &mut SessionPlan, slot: u64) {
+    let turns = u64::try_from(plan.turns.len()).unwrap_or(1).max(1);
+    let skip = usize::try_from(slot.wrapping_mul(7) % turns).unwrap_or(0);
+    plan.turns.drain(..skip);
 }
 
 impl Crew {
@@ -292,7 +313,7 @@ impl Crew {
             let names = Names {
                 ticket: format!("{}/{number}#0", plan.session),
                 // Of one length, since engines match ids by prefix.
-                rid: format!("{:08x}{index:012x}{number:04x}", self.spec.workload.seed),
+                rid: format!("{:08x}{index:012x}{number:04x}", hash(&plan.session)),
                 client: format!("rollout-{}", slot % 8),
             };
             if !self.turn(plan, turn, &names).await {
@@ -614,10 +635,13 @@ fn seconds(value: f64) -> Duration {
 
 /// Three quarters to five quarters of `pause`, spread by `name`.
 fn jittered(pause: Duration, name: &str) -> Duration {
-    let spread = name
-        .bytes()
-        .fold(7_u32, |hash, byte| hash.wrapping_mul(31) ^ u32::from(byte));
-    pause * (75 + spread % 51) / 100
+    pause * (75 + hash(name) % 51) / 100
+}
+
+/// A number for a name, the same on every machine.
+fn hash(name: &str) -> u32 {
+    name.bytes()
+        .fold(7, |hash: u32, byte| hash.wrapping_mul(31) ^ u32::from(byte))
 }
 
 #[cfg(test)]
@@ -635,7 +659,6 @@ mod tests {
     use axum::response::{IntoResponse, Response};
     use axum::routing::{delete, post};
     use axum::{Json, http};
-    use kvgate_core::units::Span;
     use kvgate_sim::workload::Spread;
 
     use super::super::serve::Door;
@@ -726,6 +749,7 @@ mod tests {
             slots: 4,
             sessions_max: Some(sessions),
             speed: 1_000.0,
+            warm: false,
             workload: WorkloadSpec {
                 turns: Spread::new(2.0, 0.1, 2, 2),
                 dies_one_in: 0,
@@ -750,7 +774,9 @@ mod tests {
         let _guard = stop.clone().drop_guard();
         let gate = stub(3, 600.0, &stop).await;
         let fleet = fleet().await;
-        let agents = Agents::start(spec(&gate, &fleet, 6), &stop).unwrap();
+        let mut six = spec(&gate, &fleet, 6);
+        six.run = "run-7".to_owned();
+        let agents = Agents::start(six, &stop).unwrap();
         agents.finished().await;
         let tally = agents.tally();
         assert_eq!(tally.sessions, 6);
@@ -791,7 +817,7 @@ mod tests {
             .find(|request| request.path.ends_with("/release"))
             .unwrap();
         assert!(
-            release.path.starts_with("/v1/leases/s%2D1%2D"),
+            release.path.starts_with("/v1/leases/run%2D7%2Es%2D1%2D"),
             "ids are percent-encoded: {}",
             release.path
         );
@@ -942,6 +968,20 @@ mod tests {
     }
 
     #[test]
+    fn a_warm_start_leaves_each_session_a_turn() {
+        let workload = Workload::new(WorkloadSpec::default()).unwrap();
+        let mut left_out = 0;
+        for slot in 0..200 {
+            let cold = workload.session(slot);
+            let mut warm = cold.clone();
+            warm_up(&mut warm, slot);
+            assert!(cold.turns.ends_with(&warm.turns) && !warm.turns.is_empty());
+            left_out += cold.turns.len() - warm.turns.len();
+        }
+        assert!(left_out > 200, "{left_out}");
+    }
+
+    #[test]
     fn times_of_answers_are_taken_with_care() {
         assert_eq!(seconds(1.5), Duration::from_millis(1_500));
         assert_eq!(seconds(-1.0), Duration::ZERO);
@@ -952,6 +992,5 @@ mod tests {
             let spread = jittered(pause, name);
             assert!(spread >= pause * 3 / 4 && spread <= pause * 5 / 4);
         }
-        assert_eq!(Span::from_secs(1).millis(), 1_000);
     }
 }

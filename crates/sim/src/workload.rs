@@ -91,7 +91,7 @@ impl Default for WorkloadSpec {
             tool_ms: Spread::new(7_000.0, 1.0, 300, 120_000),
             prefixes: 4,
             prefix_tokens: 3_000,
-            dies_one_in: 250,
+            dies_one_in: 150,
             eval_one_in: 6,
             protected_one_in: 60,
             wave_one_in: 2,
