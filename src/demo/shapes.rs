@@ -664,7 +664,7 @@ mod tests {
         let rank = rank();
         let ours = server_info(&face(EngineVersion::V0_5_23, std::slice::from_ref(&rank)));
         let real = fixture(include_str!(
-            "../../tests/fixtures/engine/server_info-0.5.23-subset.json"
+            "../../tests/fixtures/server-info/server_info-0.5.23-subset.json"
         ));
         assert!(keys(&ours).is_superset(&keys(&real)));
         assert_eq!(ours["startup_time"], 1_795_971_000.5);
@@ -709,7 +709,7 @@ mod tests {
                         "../../tests/fixtures/exposition/metrics-sglang-0.5.15.post1-tp1_busy.txt"
                     ),
                     include_str!(
-                        "../../tests/fixtures/exposition/counters-sglang-0.5.15.post1.txt"
+                        "../../tests/fixtures/real-engine/sglang-0.5.15.post1-metrics_busy.txt"
                     ),
                 ],
             ),
@@ -717,9 +717,9 @@ mod tests {
                 EngineVersion::V0_5_23,
                 [
                     include_str!(
-                        "../../tests/fixtures/exposition/metrics-sglang-0.5.23-tp1_busy.gauges.txt"
+                        "../../tests/fixtures/exposition/metrics-sglang-0.5.23-tp1_busy.txt"
                     ),
-                    include_str!("../../tests/fixtures/exposition/counters-sglang-0.5.23.txt"),
+                    include_str!("../../tests/fixtures/real-engine/sglang-0.5.23-metrics_busy.txt"),
                 ],
             ),
         ] {
