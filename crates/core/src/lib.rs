@@ -1,9 +1,35 @@
-//! What kvgate decides, as a deterministic state machine.
+//! What kvgate decides, as a deterministic state machine: no I/O, no clock, no floats, nothing
+//! that depends on hash order.
+//!
+//! A [`turn::Turn`] takes commands in, changes the state by records and ends as a
+//! [`batch::Batch`]. Only [`batch::Batch::commit`] gives out the effects of a turn, after a
+//! [`store::Store`] made its records durable; a batch that could not be committed takes the state
+//! that ran ahead of the store with it.
 #![no_std]
 
 extern crate alloc;
 
+pub mod batch;
+pub mod capacity;
+pub mod command;
+mod decide;
+pub mod decision;
+pub mod effect;
 pub mod ids;
+mod ledger;
+pub mod machine;
+pub mod memory;
+mod pass;
 pub mod policy;
+mod presence;
+mod queue;
+mod read;
 pub mod reading;
+pub mod record;
+pub mod state;
+pub mod store;
+pub mod tally;
+pub mod ticket;
+pub mod turn;
 pub mod units;
+pub mod view;

@@ -1,0 +1,102 @@
+//! What goes into the core.
+
+use alloc::vec::Vec;
+
+use crate::decision::Scope;
+use crate::ids::{Issue, Label, LeaseId, RowNo, SessionId, TicketId};
+use crate::policy::Policy;
+use crate::reading::Round;
+use crate::tally::LocalBypass;
+use crate::ticket::Sent;
+use crate::units::Span;
+
+/// One input. The shell hands in what arrived; the core decides.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// Ask for a lease.
+    Acquire(Acquire),
+    /// One open call of a waiting ticket ends by its own time-out; answered at the end of the turn (TIC2).
+    Leave(TicketId),
+    /// The caller of one open call of a waiting ticket went away.
+    Gone(TicketId),
+    /// The answer that carried the decision of `ticket` was written whole to an open connection (TIC4).
+    Delivered(Delivery),
+    /// The answer that carried the decision of `ticket` could not be written (TIC4).
+    Undelivered(Delivery),
+    /// One more open call for each ticket that waits; the others are answered (`POST /v1/wait`).
+    Watch(Vec<TicketId>),
+    /// Give a lease back.
+    Release(LeaseId),
+    /// Begin a lease's life anew.
+    Renew {
+        /// Which.
+        lease: LeaseId,
+        /// New life; `None` keeps the present one.
+        ttl: Option<Span>,
+    },
+    /// Take a lease away, as an operator.
+    Revoke(LeaseId),
+    /// Withdraw a ticket in whatever state.
+    Cancel(TicketId),
+    /// A reading round ended.
+    Round(Round),
+    /// Change the settings; they were validated.
+    Configure(Policy),
+    /// Callers report what they decided by themselves.
+    LocalBypasses(Vec<(LocalBypass, u64)>),
+    /// Read one lease.
+    ReadLease(LeaseId),
+    /// Read what an acquire of the ticket would be answered, without side effects.
+    ReadTicket(TicketId),
+    /// Read a slice of the held leases, in the order of their grants.
+    ListLeases(Slice<Issue>),
+    /// Read a slice of the queue, from the head.
+    ListQueue(Slice<RowNo>),
+    /// Read the epochs, newest first.
+    ListEpochs,
+}
+
+/// Ask for a lease.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Acquire {
+    /// Idempotency key (ID1).
+    pub ticket: TicketId,
+    /// The program it belongs to.
+    pub session: SessionId,
+    /// Numbers as sent. Their sum was checked by the caller of the core (TOK2).
+    pub sent: Sent,
+    /// Training or evaluation.
+    pub scope: Scope,
+    /// Protected work never waits (DEC1).
+    pub protected: bool,
+    /// Lease life, in range (LEA1).
+    pub ttl: Span,
+    /// Name of the caller.
+    pub client: Option<Label>,
+    /// Id of the engine request.
+    pub request_id: Option<Label>,
+    /// Whether the call stays open while the ticket waits. When it does not, it is answered at the
+    /// end of the turn, and its caller counts as away from then on (TIC2).
+    pub stays: bool,
+}
+
+/// Names the decision whose answer was written, or was not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Delivery {
+    /// The ticket that was answered.
+    pub ticket: TicketId,
+    /// The lease of a grant; `None` for a bypass.
+    pub lease: Option<LeaseId>,
+}
+
+/// A bounded part of a list: what is looked at, not what is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slice<K> {
+    /// First key looked at.
+    pub from: K,
+    /// Rows looked at, at most [`SLICE_MAX`].
+    pub rows: usize,
+}
+
+/// Rows that one read may look at: about a millisecond of the writer's time.
+pub const SLICE_MAX: usize = 1_000;

@@ -1,0 +1,315 @@
+//! The state machine at rest, between two turns.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::batch::Batch;
+use crate::capacity::{Fleet, FleetConfig};
+use crate::ids::{Issue, RowNo, Term};
+use crate::policy::{
+    FIRST_ROUND_WAIT, PAUSE_AFTER, PAUSE_EVERY, PAUSE_HOLD_MAX, Policy, RENEWALS_EVERY,
+    RESTART_GRACE, TALLY_EVERY,
+};
+use crate::presence::{Presence, Presences};
+use crate::record::Record;
+use crate::state::{Start, State};
+use crate::store::Image;
+use crate::tally::Tally;
+use crate::ticket::{Stage, Ticket};
+use crate::turn::Turn;
+use crate::units::{Timestamp, Tokens};
+use crate::view::{Notice, View};
+
+/// What a start hands in besides the stored image.
+#[derive(Clone, Debug)]
+pub struct StartParams {
+    /// Now, on kvgate's own line: not before the image's time (TIM1).
+    pub now: Timestamp,
+    /// Random part of the lease ids of this start (ID2).
+    pub salt: u64,
+    /// Spreads hash tables, so that chosen ids cannot pile up in one bucket.
+    pub seed: u64,
+    /// Settings, validated.
+    pub policy: Policy,
+    /// Where members come from.
+    pub fleet: FleetConfig,
+}
+
+/// The gate's whole state. Owned by one writer; changed only through [`Turn`]s.
+#[derive(Debug)]
+pub struct Machine {
+    pub(crate) state: State,
+    pub(crate) fleet: Fleet,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) presences: Presences,
+    /// Grants whose answer is on its way: an admit each, once it arrives (CNT1).
+    pub(crate) in_flight: Tally,
+    /// The counters as last stored.
+    pub(crate) stored_tally: Tally,
+    pub(crate) tally_stored_at: Timestamp,
+    /// Leases renewed since they were last written, and since when there are any (LEA2).
+    pub(crate) renewed: BTreeSet<RowNo>,
+    pub(crate) renewed_since: Option<Timestamp>,
+    /// Forgotten rows that the store still has; removed with a later batch (section 9).
+    pub(crate) forgotten: Vec<RowNo>,
+    pub(crate) hold: Option<Hold>,
+    pub(crate) last_turn: Timestamp,
+    last_pause: Option<Timestamp>,
+    /// The turn's bound on decisions was reached: another turn is due at once (DEC3).
+    pub(crate) more_due: bool,
+    pub(crate) notices: Vec<Notice>,
+}
+
+/// A time in which nothing ages, expires or goes stale (TIM3, and the start).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Hold {
+    /// Deadlines are judged as of this time.
+    pub(crate) judged_at: Timestamp,
+    /// A reading round that began at or after this time ends it.
+    pub(crate) began_at: Timestamp,
+    /// It ends by itself.
+    pub(crate) until: Timestamp,
+    /// Nothing was read yet: the queue does not move at all.
+    pub(crate) starting: bool,
+}
+
+impl Machine {
+    /// Takes over from what was stored. The batch must be committed before anything is answered.
+    ///
+    /// Lease ends are kept: a lease has at most its whole life left, and at least
+    /// min(life, 30 s), the latter once until its next renewal (LEA4). Every lease counts as
+    /// claimed (TIC4). Waiting tickets keep their order and have the claim grace to come back (DUR2).
+    #[must_use]
+    pub fn restore(image: Image, params: StartParams) -> Batch {
+        let StartParams {
+            now,
+            salt,
+            seed,
+            policy,
+            fleet,
+        } = params;
+        let now = now.max(image.now);
+        let stored_tally = image.tally.clone();
+        let (state, engines) = State::restore(image, seed);
+        let machine = Self {
+            fleet: Fleet::restore(fleet, engines, now),
+            policy: Arc::new(policy),
+            presences: Presences::new(seed),
+            in_flight: Tally::default(),
+            stored_tally,
+            tally_stored_at: now,
+            renewed: BTreeSet::new(),
+            renewed_since: None,
+            forgotten: Vec::new(),
+            hold: Some(Hold {
+                judged_at: now,
+                began_at: now,
+                until: now.after(FIRST_ROUND_WAIT),
+                starting: true,
+            }),
+            last_turn: now,
+            last_pause: None,
+            more_due: false,
+            notices: Vec::new(),
+            state,
+        };
+        let mut turn = Turn::begin(Box::new(machine), now);
+        let term = Term(turn.machine.state.term.0.saturating_add(1));
+        let first_issue = Issue(turn.machine.state.next_issue);
+        turn.record(Record::Started(
+            term,
+            Start {
+                first_issue,
+                salt,
+                at: now,
+            },
+        ));
+        turn.bring_leases_into_range();
+        let grace_ends = now.after(turn.machine.policy.claim_grace);
+        let waiting: Vec<RowNo> = turn.machine.state.queue.from(RowNo(0)).collect();
+        for row in waiting {
+            turn.machine.presences.set(row, Presence::Away(grace_ends));
+        }
+        turn.finish()
+    }
+
+    /// Begins a turn at `now`, which is never before the last one.
+    #[must_use]
+    pub fn turn(mut self: Box<Self>, now: Timestamp) -> Turn {
+        let now = now.max(self.last_turn);
+        let gap = now.since(self.last_turn);
+        let rested = self
+            .last_pause
+            .is_none_or(|last| now.since(last) >= PAUSE_EVERY);
+        if gap > PAUSE_AFTER && rested && self.hold.is_none() {
+            self.hold = Some(Hold {
+                judged_at: self.last_turn,
+                began_at: now,
+                until: now.after(gap.min(PAUSE_HOLD_MAX)),
+                starting: false,
+            });
+            self.last_pause = Some(now);
+        }
+        self.last_turn = now;
+        Turn::begin(self, now)
+    }
+
+    /// When the next turn is due at the latest, inputs or not.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        if self.more_due {
+            return Some(self.last_turn);
+        }
+        let tally_dirty = self.tally_to_store() != self.stored_tally || !self.forgotten.is_empty();
+        let writes = [
+            tally_dirty.then(|| self.tally_stored_at.after(TALLY_EVERY)),
+            self.renewed_since.map(|since| since.after(RENEWALS_EVERY)),
+            self.state.forget_at(),
+        ];
+        if let Some(hold) = self.hold {
+            let writes = writes.into_iter().flatten().min();
+            return Some(writes.map_or(hold.until, |at| at.min(hold.until)));
+        }
+        let clock = self.state.clocks.first().map(|(since, _)| *since);
+        let deadlines = [
+            self.state.ledger.first_end().map(|(at, _)| at),
+            self.presences.first_deadline().map(|(at, _)| at),
+            clock.map(|since| since.after(self.policy.max_wait)),
+            self.fleet.valid_until(),
+        ];
+        writes.into_iter().chain(deadlines).flatten().min()
+    }
+
+    /// Whether nothing was read since the start, and the queue stands still for it (DUR3).
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        self.hold.is_some_and(|hold| hold.starting)
+    }
+
+    /// Counters as a restart must find them: it will count every unclaimed grant as an admit.
+    pub(crate) fn tally_to_store(&self) -> Tally {
+        self.state.tally.with_admits_of(&self.in_flight)
+    }
+
+    /// The time by which deadlines are judged.
+    pub(crate) fn judged_at(&self) -> Timestamp {
+        self.hold.map_or(self.last_turn, |hold| hold.judged_at)
+    }
+
+    /// A picture for readers.
+    #[must_use]
+    pub fn view(&self) -> View {
+        let waiting_since = self.state.clocks.first().map(|(since, _)| *since);
+        let oldest_lease = self
+            .state
+            .ledger
+            .oldest()
+            .and_then(|row| self.state.row(row))
+            .and_then(|ticket| match &ticket.stage {
+                Stage::Held(lease) => Some(lease.granted_at),
+                Stage::Waiting { .. } | Stage::Ended(_) => None,
+            });
+        View {
+            now: self.last_turn,
+            seq: self.state.seq,
+            epoch: self.state.epoch,
+            policy: Arc::clone(&self.policy),
+            measure: self.fleet.measure_shared(),
+            paced: self.fleet.paced(),
+            router_failure: self.fleet.router_failure(),
+            reserved: self.state.ledger.reserved(),
+            leases: u64::try_from(self.state.ledger.len()).unwrap_or(u64::MAX),
+            oldest_lease,
+            waiting: self.state.queue.len(),
+            waiting_tokens: Tokens::clamped(self.state.queue.tokens()),
+            oldest_waiter: waiting_since,
+            engines: self.fleet.view(),
+            tally: self.state.tally.clone(),
+            notices: self.notices.clone(),
+        }
+    }
+
+    /// Everything that a restart must bring back, for tests: the image that a store should hold.
+    #[cfg(any(test, feature = "check"))]
+    #[must_use]
+    pub fn kept(&self) -> Kept {
+        Kept {
+            reserved: self.state.ledger.reserved(),
+            queue: self.state.queue.from(RowNo(0)).collect(),
+            tickets: self
+                .state
+                .tickets()
+                .into_values()
+                .filter(|ticket| !is_remembered_in_memory_only(ticket))
+                .collect(),
+            epoch: self.state.epoch,
+            tally: self.tally_to_store(),
+            next_issue: self.state.next_issue,
+            seq: self.state.seq,
+        }
+    }
+}
+
+/// What must be the same before and after a restart (DUR2).
+#[cfg(any(test, feature = "check"))]
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Kept {
+    /// Sum of the held leases.
+    pub reserved: Tokens,
+    /// The line.
+    pub queue: Vec<RowNo>,
+    /// All tickets but immediate bypasses.
+    pub tickets: Vec<Ticket>,
+    /// Worker-set generation.
+    pub epoch: crate::ids::Epoch,
+    /// Counters, with grants on their way as admits.
+    pub tally: Tally,
+    /// Number of the next grant.
+    pub next_issue: u64,
+    /// Number of the last change.
+    pub seq: crate::ids::Seq,
+}
+
+/// An immediate bypass is not kept (section 9): one that never was in line.
+pub(crate) fn is_remembered_in_memory_only(ticket: &Ticket) -> bool {
+    matches!(&ticket.stage, Stage::Ended(ended)
+        if ended.since.is_none() && matches!(ended.how, crate::decision::EndHow::Bypassed(_)))
+}
+
+impl Turn {
+    /// LEA4.
+    fn bring_leases_into_range(&mut self) {
+        let now = self.now;
+        let leases: Vec<RowNo> = self
+            .machine
+            .state
+            .ledger
+            .from(Issue(0))
+            .map(|(_, row)| row)
+            .collect();
+        for row in leases {
+            let Some(ticket) = self.machine.state.row(row) else {
+                continue;
+            };
+            let Stage::Held(lease) = &ticket.stage else {
+                continue;
+            };
+            let mut lease = lease.clone();
+            let least = now.after(lease.ttl.min(RESTART_GRACE));
+            if !lease.graced && lease.ends_at < least {
+                lease.ends_at = least;
+                lease.graced = true;
+            }
+            lease.ends_at = lease.ends_at.min(now.after(lease.ttl));
+            if ticket.stage != Stage::Held(lease.clone()) {
+                let ticket = Ticket {
+                    stage: Stage::Held(lease),
+                    ..ticket.clone()
+                };
+                self.record(Record::Ticket(ticket));
+            }
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What is kept: past-tense facts, applied to the live state and to the store alike.
+
+use crate::ids::{EngineId, RowNo, Term};
+use crate::state::{EngineRow, EpochEntry, Start};
+use crate::tally::Tally;
+use crate::ticket::Ticket;
+
+/// One fact. A turn's records are one store transaction.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// A process took over the writing.
+    Started(Term, Start),
+    /// A ticket came to a new stage: it was enqueued, granted, renewed, graced or ended. Its row is
+    /// turned over.
+    Ticket(Ticket),
+    /// An ended ticket was forgotten.
+    Forgotten(RowNo),
+    /// The worker set advanced to a new generation (CAP8).
+    Epoch(EpochEntry),
+    /// What is remembered of a member changed (CAP7).
+    Engine(EngineRow),
+    /// An engine left the member set.
+    EngineLeft(EngineId),
+    /// The counters stand thus.
+    Tally(Tally),
+}

@@ -1,0 +1,278 @@
+//! Durable state. [`State::evolve`] is the only thing that changes it, live and on recovery, so
+//! the two cannot differ.
+
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+use crate::ids::{EngineId, Epoch, Issue, LeaseId, RowNo, Seq, Term, TicketId};
+use crate::ledger::Ledger;
+use crate::policy::{EPOCHS_MAX, FINISHED_FOR, FINISHED_MAX, STARTS_MAX};
+use crate::queue::Queue;
+use crate::reading::{Role, StartMark};
+use crate::record::Record;
+use crate::store::Image;
+use crate::tally::Tally;
+use crate::ticket::{Stage, Ticket};
+use crate::units::{Timestamp, Tokens};
+
+/// A process that wrote: the random part of the lease ids it issued (ID2).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Start {
+    /// The first issue number of this start.
+    pub first_issue: Issue,
+    /// Random part of its lease ids.
+    pub salt: u64,
+    /// When it began.
+    pub at: Timestamp,
+}
+
+/// What is remembered of a member over a restart (CAP7, CAP8).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EngineRow {
+    /// Base URL.
+    pub id: EngineId,
+    /// Its part in the fleet.
+    pub role: Role,
+    /// Worker ids of its router rows.
+    pub worker_ids: BTreeSet<Arc<str>>,
+    /// It was called healthy at least once (CAP3).
+    pub seen_healthy: bool,
+    /// Last known capacity.
+    pub capacity: Option<Tokens>,
+    /// Last known start time.
+    pub start_mark: Option<StartMark>,
+    /// Generation in which it joined.
+    pub joined: Epoch,
+}
+
+/// One generation of the worker set.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EpochEntry {
+    /// The generation.
+    pub epoch: Epoch,
+    /// Since when.
+    pub at: Timestamp,
+    /// What began it.
+    pub cause: EpochCause,
+}
+
+/// What began a generation (CAP8).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum EpochCause {
+    /// The first non-empty member set.
+    First,
+    /// Engines joined or left.
+    MembersChanged {
+        /// How many joined.
+        joined: u32,
+        /// How many left.
+        left: u32,
+    },
+    /// An engine is a new incarnation.
+    Restarted(EngineId),
+    /// The router gave an engine's rows other ids.
+    WorkerIdChanged(EngineId),
+}
+
+/// Tickets with their indexes, starts, epochs and counters.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    pub(crate) term: Term,
+    pub(crate) seq: Seq,
+    pub(crate) epoch: Epoch,
+    pub(crate) next_row: u64,
+    pub(crate) next_issue: u64,
+    pub(crate) tally: Tally,
+    starts: VecDeque<Start>,
+    epochs: VecDeque<EpochEntry>,
+    by_ticket: HashMap<TicketId, RowNo, FixedState>,
+    rows: HashMap<RowNo, Ticket, FixedState>,
+    /// Leases that ended and whose ticket is remembered.
+    ended: HashMap<Issue, RowNo, FixedState>,
+    pub(crate) queue: Queue,
+    /// Waiters by first enqueue: the max-wait clock (TIC3).
+    pub(crate) clocks: BTreeSet<(Timestamp, RowNo)>,
+    pub(crate) ledger: Ledger,
+    /// Ended tickets in the order in which they are forgotten.
+    finished: BTreeSet<(Timestamp, RowNo)>,
+}
+
+impl State {
+    /// Loads what was stored. `seed` only spreads hash tables; nothing is ever iterated in hash order.
+    pub(crate) fn restore(image: Image, seed: u64) -> (Self, Vec<EngineRow>) {
+        let hash = FixedState::with_seed(seed);
+        let mut state = Self {
+            term: Term(image.term),
+            seq: image.seq,
+            epoch: image.epochs.last().map_or(Epoch(1), |entry| entry.epoch),
+            next_row: 1,
+            next_issue: image.next_issue.max(1),
+            tally: image.tally,
+            starts: image.starts.into(),
+            epochs: image.epochs.into(),
+            by_ticket: HashMap::with_hasher(hash.clone()),
+            rows: HashMap::with_hasher(hash.clone()),
+            ended: HashMap::with_hasher(hash),
+            queue: Queue::default(),
+            clocks: BTreeSet::new(),
+            ledger: Ledger::default(),
+            finished: BTreeSet::new(),
+        };
+        for ticket in image.tickets {
+            state.put(ticket);
+        }
+        (state, image.engines)
+    }
+
+    /// The only mutator of what is kept.
+    pub(crate) fn evolve(&mut self, record: &Record) {
+        match record {
+            Record::Started(term, start) => {
+                self.term = *term;
+                self.starts.push_back(start.clone());
+                if self.starts.len() > STARTS_MAX {
+                    self.starts.pop_front();
+                }
+            }
+            Record::Ticket(ticket) => self.put(ticket.clone()),
+            Record::Forgotten(row) => self.remove(*row),
+            Record::Epoch(entry) => {
+                self.epoch = entry.epoch;
+                self.epochs.push_back(entry.clone());
+                if self.epochs.len() > EPOCHS_MAX {
+                    self.epochs.pop_front();
+                }
+            }
+            // The fleet keeps its members; counters are kept as they are counted.
+            Record::Engine(_) | Record::EngineLeft(_) | Record::Tally(_) => {}
+        }
+    }
+
+    /// Turns a ticket's row over.
+    pub(crate) fn put(&mut self, ticket: Ticket) {
+        let row = ticket.row;
+        if let Some(old) = self.rows.remove(&row) {
+            self.unindex(&old);
+        }
+        self.by_ticket.insert(ticket.id.clone(), row);
+        self.next_row = self.next_row.max(row.0.saturating_add(1));
+        if let Some(issue) = ticket.issue() {
+            self.next_issue = self.next_issue.max(issue.0.saturating_add(1));
+        }
+        let reservation = ticket
+            .asked
+            .as_ref()
+            .map_or(Tokens::ZERO, |asked| asked.terms.reservation);
+        match &ticket.stage {
+            Stage::Waiting { since } => {
+                self.queue.insert(row, reservation);
+                self.clocks.insert((*since, row));
+            }
+            Stage::Held(lease) => {
+                self.ledger
+                    .charge(lease.id.issue, row, reservation, lease.ends_at);
+            }
+            Stage::Ended(ended) => {
+                self.finished.insert((ended.at, row));
+                if let Some(lease) = ended.lease {
+                    self.ended.insert(lease.issue, row);
+                }
+            }
+        }
+        self.rows.insert(row, ticket);
+    }
+
+    fn unindex(&mut self, ticket: &Ticket) {
+        match &ticket.stage {
+            Stage::Waiting { since } => {
+                self.queue.remove(ticket.row);
+                self.clocks.remove(&(*since, ticket.row));
+            }
+            Stage::Held(lease) => self.ledger.settle(lease.id.issue),
+            Stage::Ended(ended) => {
+                self.finished.remove(&(ended.at, ticket.row));
+                if let Some(lease) = ended.lease {
+                    self.ended.remove(&lease.issue);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn remove(&mut self, row: RowNo) {
+        if let Some(ticket) = self.rows.remove(&row) {
+            self.unindex(&ticket);
+            if self.by_ticket.get(&ticket.id) == Some(&row) {
+                self.by_ticket.remove(&ticket.id);
+            }
+        }
+    }
+
+    pub(crate) fn row(&self, row: RowNo) -> Option<&Ticket> {
+        self.rows.get(&row)
+    }
+
+    pub(crate) fn ticket(&self, id: &TicketId) -> Option<&Ticket> {
+        self.rows.get(self.by_ticket.get(id)?)
+    }
+
+    /// The ticket that holds or held this very lease, as long as it is remembered.
+    pub(crate) fn lease(&self, id: LeaseId) -> Option<&Ticket> {
+        let row = self
+            .ledger
+            .row(id.issue)
+            .or_else(|| self.ended.get(&id.issue).copied())?;
+        let ticket = self.rows.get(&row)?;
+        let found = match &ticket.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Held(lease) => Some(lease.id),
+            Stage::Ended(ended) => ended.lease,
+        };
+        (found == Some(id)).then_some(ticket)
+    }
+
+    /// Whether this lease id was ever issued, as far as starts are remembered (ID2, TIC6).
+    pub(crate) fn was_issued(&self, id: LeaseId) -> bool {
+        let after = self
+            .starts
+            .partition_point(|start| start.first_issue <= id.issue);
+        let last = after
+            .checked_sub(1)
+            .and_then(|index| self.starts.get(index));
+        id.issue.0 < self.next_issue && last.is_some_and(|start| start.salt == id.salt)
+    }
+
+    /// The random part of lease ids issued now.
+    pub(crate) fn salt(&self) -> u64 {
+        self.starts.back().map_or(0, |start| start.salt)
+    }
+
+    /// The next ended ticket to forget: too old, or one too many (section 9).
+    pub(crate) fn next_forgotten(&self, now: Timestamp) -> Option<RowNo> {
+        let (at, row) = self.finished.first()?;
+        let due = now.reached(at.after(FINISHED_FOR)) || self.finished.len() > FINISHED_MAX;
+        due.then_some(*row)
+    }
+
+    /// When the next ended ticket is forgotten by age.
+    pub(crate) fn forget_at(&self) -> Option<Timestamp> {
+        self.finished.first().map(|(at, _)| at.after(FINISHED_FOR))
+    }
+
+    /// Epochs, oldest first; the set was never empty once there is one.
+    pub(crate) const fn epochs(&self) -> &VecDeque<EpochEntry> {
+        &self.epochs
+    }
+
+    /// All tickets by row: for tests of recovery, never on a command's way.
+    #[cfg(any(test, feature = "check"))]
+    pub(crate) fn tickets(&self) -> alloc::collections::BTreeMap<RowNo, Ticket> {
+        self.rows
+            .iter()
+            .map(|(row, ticket)| (*row, ticket.clone()))
+            .collect()
+    }
+}

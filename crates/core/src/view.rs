@@ -1,0 +1,75 @@
+//! A picture of the gate for readers: fixed in size but for the list of engines.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::capacity::{EngineView, Measure};
+use crate::ids::{Epoch, Seq};
+use crate::policy::Policy;
+use crate::reading::RouterFailure;
+use crate::tally::Tally;
+use crate::units::{Timestamp, Tokens};
+
+/// State as of the last committed turn.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct View {
+    /// The turn's time.
+    pub now: Timestamp,
+    /// Number of the last change.
+    pub seq: Seq,
+    /// Worker-set generation.
+    pub epoch: Epoch,
+    /// The settings in force.
+    pub policy: Arc<Policy>,
+    /// What the readings come to.
+    pub measure: Arc<Measure>,
+    /// Admission is paced after pressure (CAP6).
+    pub paced: bool,
+    /// Why the router gave no list last time.
+    pub router_failure: Option<RouterFailure>,
+    /// Sum of the held leases.
+    pub reserved: Tokens,
+    /// Held leases.
+    pub leases: u64,
+    /// Grant of the oldest held lease.
+    pub oldest_lease: Option<Timestamp>,
+    /// Waiters in line.
+    pub waiting: u64,
+    /// Their reservations together.
+    pub waiting_tokens: Tokens,
+    /// First enqueue of the waiter that came first.
+    pub oldest_waiter: Option<Timestamp>,
+    /// Members, by address.
+    pub engines: Arc<[EngineView]>,
+    /// Counters.
+    pub tally: Tally,
+    /// Notices of the core.
+    pub notices: Vec<Notice>,
+}
+
+impl View {
+    /// Tokens that may still be reserved; 0 while more is reserved than the ceiling (DEC4).
+    #[must_use]
+    pub fn available(&self) -> Tokens {
+        self.measure.ceiling.saturating_sub(self.reserved)
+    }
+}
+
+/// Something an operator should know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// A reservation was larger than any single pool of the fleet (DEC5).
+    LargerThanAnyPool {
+        /// First time.
+        since: Timestamp,
+        /// The reservation.
+        reservation: Tokens,
+        /// The largest pool.
+        largest_pool: Tokens,
+    },
+    /// An engine's rows differ by an unknown label (CAP2).
+    UnknownLabel {
+        /// First time.
+        since: Timestamp,
+    },
+}

@@ -1,0 +1,53 @@
+# Short names for the usual work; `just` alone lists them.
+
+default:
+    @just --list --unsorted
+
+# what a change must pass: format, lints, tests
+check: fmt-check lint test
+
+# all tests, as in the README
+test:
+    cargo test --workspace
+
+# only the house checks
+tidy:
+    cargo test -p kvgate --test it tidy
+
+# format everything
+fmt:
+    cargo fmt --all
+
+# is everything formatted
+fmt-check:
+    cargo fmt --all --check
+
+# clippy, warnings denied; licences and duplicates when cargo-deny is installed
+lint:
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+    if command -v cargo-deny >/dev/null; then cargo deny check; else echo "cargo-deny is not installed: skipped"; fi
+
+# API documents of the crates, warnings denied
+doc:
+    RUSTDOCFLAGS=-Dwarnings cargo doc --no-deps --workspace --locked
+
+# the whole thing on one machine, without a GPU
+demo *ARGS:
+    cargo run --release -- demo {{ ARGS }}
+
+# benchmarks; they print what they ran on
+bench *ARGS:
+    cargo bench --workspace {{ ARGS }}
+
+# mutation tests of the core (needs cargo-mutants); narrow them with --file
+mutants *ARGS:
+    cargo mutants --package kvgate-core {{ ARGS }}
+
+# the long runs: many more random cases, on release code
+nightly CASES="20000":
+    PROPTEST_CASES={{ CASES }} cargo test --release --locked -p kvgate-core
+    KVGATE_REAL=1 cargo test --release --locked --workspace
+
+# everything of docs/ci.md, with its time caps
+ci:
+    .ci/run

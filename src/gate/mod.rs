@@ -1,0 +1,553 @@
+//! The gate: one writer thread that owns the core and the store, and a handle to it.
+//!
+//! ```text
+//!  Gate::acquire ──┐                       ┌── view (watch) ──> pages, state, epoch header
+//!  Gate::release ──┼─ inbox ─> writer ─────┤
+//!  Gate::round  ───┘           │    ▲      └── replies (oneshot, after the commit)
+//!                        one turn = one store transaction
+//! ```
+//!
+//! Everything that queued up while the last commit ran is the next turn; there is no window.
+//! No reply leaves before its turn is durable (DUR1).
+
+mod waiters;
+mod writer;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use kvgate_core::command::{Acquire, Command, Delivery, Slice};
+use kvgate_core::effect::{
+    AcquireRefused, Answer, CancelOutcome, LeaseGone, LeaseView, Outcome, Page, ReleaseOutcome,
+    Reply, TicketView, WaiterView,
+};
+use kvgate_core::ids::{Issue, LeaseId, RowNo, Seq, TicketId};
+use kvgate_core::policy::Policy;
+use kvgate_core::reading::Round;
+use kvgate_core::state::EpochEntry;
+use kvgate_core::tally::LocalBypass;
+use kvgate_core::units::Span;
+use kvgate_core::view::View;
+use tokio::sync::{oneshot, watch};
+
+use crate::clock::Clock;
+
+pub use waiters::SlotId;
+pub use writer::{CommitStats, FirstOpen, Opened, StoreControl, WriterConfig, spawn};
+
+/// Commands that may stand in the inbox. Beyond that callers are told `overloaded` at once: a full
+/// inbox is several seconds of work, and a caller that goes on without the gate loses nothing.
+pub const INBOX_MAX: usize = 65_536;
+
+/// Open waiting calls; beyond that a waiting acquire is answered at once (section 9).
+pub const WAITING_CALLS_MAX: usize = 20_000;
+
+/// Why the gate gives no decision. The shell says these by itself; everything else the core decides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum GateError {
+    /// The inbox is full.
+    #[error("too many commands are waiting for the writer")]
+    Overloaded,
+    /// The store could not promise durability (DUR4).
+    #[error("the store is not available")]
+    StoreUnavailable,
+    /// The store is not loaded yet, or nothing was read yet (DUR3).
+    #[error("the service is recovering")]
+    Recovering,
+    /// An orderly stop has begun.
+    #[error("the service is draining")]
+    Draining,
+}
+
+/// What the gate is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Opening the store, or waiting for the first reading round.
+    Starting,
+    /// Deciding.
+    Ready,
+    /// The store failed; it is being opened again.
+    Unavailable,
+    /// Stopping.
+    Draining,
+}
+
+/// An answer and the number of the change it made (DUR6).
+#[derive(Debug)]
+pub struct Answered<T> {
+    /// Number of the change; `None` when nothing changed.
+    pub seq: Option<Seq>,
+    /// The answer.
+    pub value: T,
+}
+
+/// To an acquire that was taken: the decision, and who must hear whether it arrived.
+#[derive(Debug)]
+pub struct Decision {
+    /// What the caller is told.
+    pub answer: Answer,
+    /// Set when the answer carries a decision for the first time.
+    pub receipt: Option<Receipt>,
+}
+
+type Replied = Result<(Option<Seq>, Reply), GateError>;
+type Sender<T> = oneshot::Sender<Result<T, GateError>>;
+type Watch = Vec<(TicketId, Option<Answer>)>;
+
+/// What stands in the writer's inbox.
+#[derive(Debug)]
+enum Message {
+    /// Commands of one caller: one turn, answered together.
+    Commands {
+        commands: Vec<Command>,
+        reply: oneshot::Sender<Vec<Replied>>,
+    },
+    /// An acquire whose call stays open.
+    Acquire {
+        slot: SlotId,
+        acquire: Acquire,
+        reply: Sender<(Option<Seq>, Result<Answer, AcquireRefused>)>,
+    },
+    /// A call that waits for many tickets.
+    Watch {
+        slot: SlotId,
+        tickets: Vec<TicketId>,
+        reply: Sender<Watch>,
+    },
+    /// The call's own time is over: tell it where it stands.
+    EndWait(SlotId),
+    /// The caller went away.
+    Gone(SlotId),
+    /// Nobody waits for an answer.
+    Signal(Command),
+    /// Answer every waiting call with [`GateError::Draining`]; places stay on disk.
+    RefuseWaiting,
+    /// Write what is left and close the store.
+    Close { done: oneshot::Sender<()> },
+}
+
+#[derive(Debug)]
+struct Inner {
+    inbox: mpsc::Sender<Message>,
+    inbox_len: AtomicUsize,
+    next_slot: AtomicU64,
+    waiting_calls: AtomicUsize,
+    view: watch::Receiver<Arc<View>>,
+    line: OnceLock<Clock>,
+    phase: watch::Sender<Phase>,
+    stats: CommitStats,
+}
+
+/// The handle: cheap to clone, used by HTTP, by the poller and in process.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    inner: Arc<Inner>,
+}
+
+impl Gate {
+    /// The picture as of the last committed turn.
+    #[must_use]
+    pub fn view(&self) -> Arc<View> {
+        Arc::clone(&self.inner.view.borrow())
+    }
+
+    /// A receiver that is told of each new picture.
+    #[must_use]
+    pub fn views(&self) -> watch::Receiver<Arc<View>> {
+        self.inner.view.clone()
+    }
+
+    /// What the gate is doing.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        *self.inner.phase.borrow()
+    }
+
+    /// A receiver that is told of each change of phase.
+    #[must_use]
+    pub fn phases(&self) -> watch::Receiver<Phase> {
+        self.inner.phase.subscribe()
+    }
+
+    /// Figures of the store.
+    #[must_use]
+    pub fn stats(&self) -> &CommitStats {
+        &self.inner.stats
+    }
+
+    /// Calls that wait now.
+    #[must_use]
+    pub fn waiting_calls(&self) -> usize {
+        self.inner.waiting_calls.load(Ordering::Relaxed)
+    }
+
+    /// Asks for a lease and waits at most `wait` for the decision; then the answer is a wait with
+    /// the ticket's place, which is kept for the claim grace (TIC2).
+    ///
+    /// # Errors
+    /// See [`GateError`]. Dropping the future leaves the ticket to the claim grace.
+    pub async fn acquire(
+        &self,
+        acquire: Acquire,
+        wait: Duration,
+    ) -> Result<Answered<Result<Decision, AcquireRefused>>, GateError> {
+        let stays = acquire.stays && !wait.is_zero();
+        let call = if stays { self.open_call() } else { None };
+        let Some(call) = call else {
+            let acquire = Acquire {
+                stays: false,
+                ..acquire
+            };
+            return match self.one(Command::Acquire(acquire)).await? {
+                (seq, Reply::Acquire(result)) => Ok(self.decision(seq, result)),
+                (_, other) => Err(unexpected(&other)),
+            };
+        };
+        let (reply, mut answer) = oneshot::channel();
+        self.send(Message::Acquire {
+            slot: call.slot,
+            acquire,
+            reply,
+        })?;
+        let (seq, result) = match tokio::time::timeout(wait, &mut answer).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.signal(Message::EndWait(call.slot));
+                answer.await
+            }
+        }
+        .unwrap_or(Err(GateError::Draining))?;
+        call.answered();
+        Ok(self.decision(seq, result))
+    }
+
+    /// Waits until one of the tickets is decided, at most `wait`; then all that are, in the order
+    /// asked, `None` for those that are not known. Empty when the time is over.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn watch(
+        &self,
+        tickets: Vec<TicketId>,
+        wait: Duration,
+    ) -> Result<Vec<(TicketId, Option<Decision>)>, GateError> {
+        let call = self.open_call();
+        let wait = if call.is_some() { wait } else { Duration::ZERO };
+        let call = call.unwrap_or_else(|| self.call());
+        let (reply, mut answer) = oneshot::channel();
+        self.send(Message::Watch {
+            slot: call.slot,
+            tickets,
+            reply,
+        })?;
+        let watched = match tokio::time::timeout(wait, &mut answer).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.signal(Message::EndWait(call.slot));
+                answer.await
+            }
+        }
+        .unwrap_or(Err(GateError::Draining))?;
+        call.answered();
+        Ok(watched
+            .into_iter()
+            .map(|(ticket, answer)| (ticket, answer.map(|answer| self.with_receipt(answer))))
+            .collect())
+    }
+
+    /// Handles commands of one caller in one durable turn, in order; none of them waits.
+    ///
+    /// # Errors
+    /// See [`GateError`]; each command can also fail by itself while the store is away.
+    pub async fn batch(
+        &self,
+        commands: Vec<Command>,
+    ) -> Result<Vec<Result<(Option<Seq>, Reply), GateError>>, GateError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Message::Commands { commands, reply })?;
+        answer.await.map_err(|_| GateError::Draining)
+    }
+
+    /// Gives a lease back.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn release(
+        &self,
+        lease: LeaseId,
+    ) -> Result<Answered<Result<ReleaseOutcome, LeaseGone>>, GateError> {
+        match self.one(Command::Release(lease)).await? {
+            (seq, Reply::Release(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Begins a lease's life anew.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn renew(
+        &self,
+        lease: LeaseId,
+        ttl: Option<Span>,
+    ) -> Result<Answered<Result<LeaseView, LeaseGone>>, GateError> {
+        self.lease(Command::Renew { lease, ttl }).await
+    }
+
+    /// Reads a held lease.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn read_lease(
+        &self,
+        lease: LeaseId,
+    ) -> Result<Answered<Result<LeaseView, LeaseGone>>, GateError> {
+        self.lease(Command::ReadLease(lease)).await
+    }
+
+    async fn lease(
+        &self,
+        command: Command,
+    ) -> Result<Answered<Result<LeaseView, LeaseGone>>, GateError> {
+        match self.one(command).await? {
+            (seq, Reply::Lease(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Withdraws a ticket in whatever state.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn cancel(&self, ticket: TicketId) -> Result<Answered<CancelOutcome>, GateError> {
+        match self.one(Command::Cancel(ticket)).await? {
+            (seq, Reply::Cancel(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads what an acquire of the ticket would be answered, without side effects.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn read_ticket(&self, ticket: TicketId) -> Result<Option<TicketView>, GateError> {
+        match self.one(Command::ReadTicket(ticket)).await? {
+            (_, Reply::Ticket(view)) => Ok(view),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads a slice of the held leases, in the order of their grants.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn list_leases(&self, slice: Slice<Issue>) -> Result<Page<LeaseView>, GateError> {
+        match self.one(Command::ListLeases(slice)).await? {
+            (_, Reply::Leases(page)) => Ok(page),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads a slice of the queue, from the head.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn list_queue(&self, slice: Slice<RowNo>) -> Result<Page<WaiterView>, GateError> {
+        match self.one(Command::ListQueue(slice)).await? {
+            (_, Reply::Queue(page)) => Ok(page),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads the epochs, newest first.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn epochs(&self) -> Result<Vec<EpochEntry>, GateError> {
+        match self.one(Command::ListEpochs).await? {
+            (_, Reply::Epochs(epochs)) => Ok(epochs),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Hands in a reading round and waits until it was applied.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn round(&self, round: Round) -> Result<(), GateError> {
+        self.one(Command::Round(round)).await.map(|_| ())
+    }
+
+    /// Changes the settings, which were validated.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn configure(&self, policy: Policy) -> Result<(), GateError> {
+        self.one(Command::Configure(policy)).await.map(|_| ())
+    }
+
+    /// Counts what a caller decided by itself.
+    pub fn local_bypasses(&self, counts: Vec<(LocalBypass, u64)>) {
+        self.signal(Message::Signal(Command::LocalBypasses(counts)));
+    }
+
+    /// Begins an orderly stop: waiting calls get [`GateError::Draining`] and their tickets keep
+    /// their places; reads are answered until [`Gate::close`].
+    pub fn begin_drain(&self) {
+        self.inner.phase.send_replace(Phase::Draining);
+        self.signal(Message::RefuseWaiting);
+    }
+
+    /// Writes what is left and closes the store; returns when that is done.
+    pub async fn close(&self) {
+        let (done, closed) = oneshot::channel();
+        self.signal(Message::Close { done });
+        // The writer may be gone already: then there is nothing left to wait for.
+        let _ = closed.await;
+    }
+
+    /// kvgate's own time line, once the store was loaded (TIM1).
+    #[must_use]
+    pub fn line(&self) -> Option<Clock> {
+        self.inner.line.get().copied()
+    }
+
+    /// An answer with the receipt that its first delivery needs.
+    #[must_use]
+    pub fn with_receipt(&self, answer: Answer) -> Decision {
+        let receipt = delivery(&answer).map(|delivery| Receipt {
+            gate: self.clone(),
+            delivery: Some(delivery),
+        });
+        Decision { answer, receipt }
+    }
+
+    fn decision(
+        &self,
+        seq: Option<Seq>,
+        result: Result<Answer, AcquireRefused>,
+    ) -> Answered<Result<Decision, AcquireRefused>> {
+        Answered {
+            seq,
+            value: result.map(|answer| self.with_receipt(answer)),
+        }
+    }
+
+    async fn one(&self, command: Command) -> Result<(Option<Seq>, Reply), GateError> {
+        let replies = self.batch(vec![command]).await?;
+        replies
+            .into_iter()
+            .next()
+            .unwrap_or(Err(GateError::Draining))
+    }
+
+    /// Puts a bounded command into the inbox.
+    fn send(&self, message: Message) -> Result<(), GateError> {
+        let inner = &self.inner;
+        if inner.inbox_len.fetch_add(1, Ordering::Relaxed) >= INBOX_MAX {
+            inner.inbox_len.fetch_sub(1, Ordering::Relaxed);
+            return Err(GateError::Overloaded);
+        }
+        inner.inbox.send(message).map_err(|_| GateError::Draining)
+    }
+
+    /// Puts a message into the inbox that the bound on open calls already bounds.
+    fn signal(&self, message: Message) {
+        self.inner.inbox_len.fetch_add(1, Ordering::Relaxed);
+        // Without a writer nobody needs to know.
+        let _ = self.inner.inbox.send(message);
+    }
+
+    fn call(&self) -> Call {
+        self.inner.waiting_calls.fetch_add(1, Ordering::Relaxed);
+        Call {
+            gate: self.clone(),
+            slot: SlotId(self.inner.next_slot.fetch_add(1, Ordering::Relaxed)),
+            open: true,
+        }
+    }
+
+    /// `None` when too many calls wait already (section 9).
+    fn open_call(&self) -> Option<Call> {
+        (self.waiting_calls() < WAITING_CALLS_MAX).then(|| self.call())
+    }
+}
+
+/// An open waiting call. Dropped before its answer, it tells the writer that the caller went away.
+struct Call {
+    gate: Gate,
+    slot: SlotId,
+    open: bool,
+}
+
+impl Call {
+    fn answered(mut self) {
+        self.open = false;
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.gate
+            .inner
+            .waiting_calls
+            .fetch_sub(1, Ordering::Relaxed);
+        if self.open {
+            self.gate.signal(Message::Gone(self.slot));
+        }
+    }
+}
+
+/// Stands for an answer on its way to the caller. Whoever writes the answer says when it was
+/// written whole; a receipt that is dropped before that says that it was not (TIC4).
+#[derive(Debug)]
+pub struct Receipt {
+    gate: Gate,
+    delivery: Option<Delivery>,
+}
+
+impl Receipt {
+    /// The answer was written whole to a connection that is still open.
+    pub fn written(mut self) {
+        if let Some(delivery) = self.delivery.take()
+            && delivery.lease.is_some()
+        {
+            self.gate
+                .signal(Message::Signal(Command::Delivered(delivery)));
+        }
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        if let Some(delivery) = self.delivery.take() {
+            self.gate
+                .signal(Message::Signal(Command::Undelivered(delivery)));
+        }
+    }
+}
+
+/// What must be heard of: a grant or a bypass that was not told before.
+fn delivery(answer: &Answer) -> Option<Delivery> {
+    let lease = match &answer.outcome {
+        Outcome::Admit { lease, .. } => Some(*lease),
+        Outcome::Bypass(_) => None,
+        Outcome::Cancelled(_) | Outcome::Wait(_) => return None,
+    };
+    (!answer.repeated).then(|| Delivery {
+        ticket: answer.ticket.clone(),
+        lease,
+    })
+}
+
+/// The writer answers each command in its own words; anything else is a fault of ours, and callers
+/// go on without the gate.
+fn unexpected(reply: &Reply) -> GateError {
+    tracing::error!(
+        ?reply,
+        "the writer answered a command in the words of another"
+    );
+    GateError::Overloaded
+}

@@ -1,0 +1,664 @@
+//! The writer: the one thread that owns the core and the store.
+//!
+//! It takes everything that stands in its inbox, runs it as one turn, makes the turn durable in
+//! one transaction, publishes the view and only then answers.
+
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use kvgate_core::batch::Committed;
+use kvgate_core::capacity::FleetConfig;
+use kvgate_core::command::Command;
+use kvgate_core::effect::{Effect, Reply, Tag};
+use kvgate_core::ids::TicketId;
+use kvgate_core::machine::{Machine, StartParams};
+use kvgate_core::memory::MemoryStore;
+use kvgate_core::policy::Policy;
+use kvgate_core::store::{Image, Store};
+use kvgate_core::turn::Turn;
+use kvgate_core::units::Timestamp;
+use kvgate_core::view::View;
+use tokio::sync::{oneshot, watch};
+
+use super::waiters::{AcquireSender, SlotId, Waiters};
+use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, Watch};
+use crate::clock::Clock;
+
+/// Commands of one turn. Beyond that the rest is the next turn, so that no answer waits for an
+/// endless one.
+const TURN_MAX: usize = 4_096;
+
+/// Longest sleep between two turns: a gap above a second would look like a pause (TIM3).
+const TICK: Duration = Duration::from_millis(200);
+
+/// First wait before a failed store is opened again; doubles up to [`REOPEN_MAX`].
+const REOPEN_MIN: Duration = Duration::from_millis(100);
+const REOPEN_MAX: Duration = Duration::from_secs(5);
+
+/// Commit times that the 99th percentile is taken from.
+const COMMITS_KEPT: usize = 1_024;
+
+/// What the writer needs besides a store.
+#[derive(Debug)]
+pub struct WriterConfig {
+    /// Settings, validated.
+    pub policy: Policy,
+    /// Where members come from.
+    pub fleet: FleetConfig,
+    /// Random numbers: one for the lease ids of this start, one for hash tables.
+    pub salts: fn() -> u64,
+}
+
+/// A store that was opened, and what it holds.
+#[derive(Debug)]
+pub struct Opened<S> {
+    /// The store.
+    pub store: S,
+    /// What it holds.
+    pub image: Image,
+}
+
+/// What the writer does with a store besides committing.
+pub trait StoreControl: Store + Sized + 'static {
+    /// Why it cannot be opened.
+    type OpenError: std::fmt::Display + From<Self::Error> + Send + 'static;
+
+    /// Bytes on disk.
+    fn bytes(&self) -> u64;
+
+    /// Marks an orderly stop and closes.
+    ///
+    /// # Errors
+    /// When the mark could not be made durable.
+    fn close(self) -> Result<(), Self::Error>;
+}
+
+/// Tells how the first opening of the store went; the process ends on an error.
+pub type FirstOpen<E> = oneshot::Receiver<Result<(), E>>;
+
+/// Figures of the store for readers.
+#[derive(Clone, Debug, Default)]
+pub struct CommitStats {
+    inner: Arc<StatsInner>,
+}
+
+#[derive(Debug, Default)]
+struct StatsInner {
+    commits: AtomicU64,
+    commands: AtomicU64,
+    bytes: AtomicU64,
+    times: Mutex<VecDeque<Duration>>,
+    /// Milliseconds of progress of the writer, on the process's own line.
+    last_turn: AtomicU64,
+}
+
+impl CommitStats {
+    /// Commits since the start.
+    #[must_use]
+    pub fn commits(&self) -> u64 {
+        self.inner.commits.load(Ordering::Relaxed)
+    }
+
+    /// Commands in those commits.
+    #[must_use]
+    pub fn commands(&self) -> u64 {
+        self.inner.commands.load(Ordering::Relaxed)
+    }
+
+    /// Bytes on disk.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.inner.bytes.load(Ordering::Relaxed)
+    }
+
+    /// 99th percentile of the last 1,024 commit times; `None` before the first.
+    #[must_use]
+    pub fn commit_p99(&self) -> Option<Duration> {
+        let times = self
+            .inner
+            .times
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut sorted: Vec<Duration> = times.iter().copied().collect();
+        drop(times);
+        sorted.sort_unstable();
+        let rank = sorted.len().checked_sub(1)? * 99 / 100;
+        sorted.get(rank).copied()
+    }
+
+    /// When the writer last finished a turn.
+    #[must_use]
+    pub fn last_turn(&self) -> Timestamp {
+        Timestamp::from_millis(self.inner.last_turn.load(Ordering::Relaxed))
+    }
+
+    fn committed(&self, took: Duration, commands: usize, bytes: u64) {
+        self.inner.commits.fetch_add(1, Ordering::Relaxed);
+        let commands = u64::try_from(commands).unwrap_or(u64::MAX);
+        self.inner.commands.fetch_add(commands, Ordering::Relaxed);
+        self.inner.bytes.store(bytes, Ordering::Relaxed);
+        let mut times = self
+            .inner
+            .times
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if times.len() == COMMITS_KEPT {
+            times.pop_front();
+        }
+        times.push_back(took);
+    }
+
+    fn turned(&self, now: Timestamp) {
+        self.inner.last_turn.store(now.millis(), Ordering::Relaxed);
+    }
+}
+
+/// Starts the writer thread. `open` is called for the first opening and again whenever the store
+/// failed; the returned receiver tells how the first one went.
+///
+/// # Errors
+/// When the operating system gives no thread.
+pub fn spawn<S, O>(
+    config: WriterConfig,
+    clock: Clock,
+    open: O,
+) -> std::io::Result<(Gate, FirstOpen<S::OpenError>)>
+where
+    S: StoreControl,
+    S::Error: std::fmt::Display,
+    O: FnMut() -> Result<Opened<S>, S::OpenError> + Send + 'static,
+{
+    let (inbox, messages) = mpsc::channel();
+    let (first_open, opened) = oneshot::channel();
+    let (view_sender, view) = watch::channel(Arc::new(empty_view(&config, clock.now())));
+    let (phase, _) = watch::channel(Phase::Starting);
+    let stats = CommitStats::default();
+    let inner = Arc::new(Inner {
+        inbox,
+        inbox_len: AtomicUsize::new(0),
+        next_slot: AtomicU64::new(1),
+        waiting_calls: AtomicUsize::new(0),
+        view,
+        line: OnceLock::new(),
+        phase,
+        stats: stats.clone(),
+    });
+    let gate = Gate {
+        inner: Arc::clone(&inner),
+    };
+    let writer = Writer {
+        config,
+        clock,
+        open,
+        messages,
+        // Weak: when the last handle is dropped the inbox closes and the thread ends.
+        shared: Arc::downgrade(&inner),
+        view: view_sender,
+        stats,
+        waiters: Waiters::default(),
+        store: PhantomData,
+    };
+    std::thread::Builder::new()
+        .name("kvgate-writer".to_owned())
+        .spawn(move || writer.run(first_open))?;
+    Ok((gate, opened))
+}
+
+/// The picture before the store is loaded.
+fn empty_view(config: &WriterConfig, now: Timestamp) -> View {
+    let params = StartParams {
+        now,
+        salt: 0,
+        seed: 0,
+        policy: config.policy.clone(),
+        fleet: config.fleet.clone(),
+    };
+    let Ok(committed) =
+        Machine::restore(Image::default(), params).commit(&mut MemoryStore::default());
+    committed.machine.view()
+}
+
+/// Who waits for the answer to a command of the turn.
+enum Answerer {
+    /// The commands of one caller: all answers together.
+    Group(usize),
+    Acquire {
+        slot: SlotId,
+        ticket: TicketId,
+        reply: AcquireSender,
+    },
+    Watch {
+        slot: SlotId,
+        reply: Sender<Watch>,
+    },
+    Leave(SlotId),
+    Reloaded(TicketId),
+    Nobody,
+}
+
+/// Answers of one caller's commands as they come in.
+struct Group {
+    replies: Vec<Option<Replied>>,
+    first: usize,
+    reply: oneshot::Sender<Vec<Replied>>,
+}
+
+/// The core with its store.
+struct Loaded<S> {
+    machine: Box<Machine>,
+    store: S,
+}
+
+/// Why serving ended.
+enum Ended {
+    /// The store failed and took the core with it.
+    StoreFailed,
+    /// An orderly stop, or no handle is left.
+    Stopped,
+}
+
+struct Writer<S, O> {
+    config: WriterConfig,
+    clock: Clock,
+    open: O,
+    messages: mpsc::Receiver<Message>,
+    shared: Weak<Inner>,
+    view: watch::Sender<Arc<View>>,
+    stats: CommitStats,
+    waiters: Waiters,
+    store: PhantomData<fn() -> S>,
+}
+
+impl<S, O> Writer<S, O>
+where
+    S: StoreControl,
+    S::Error: std::fmt::Display,
+    O: FnMut() -> Result<Opened<S>, S::OpenError>,
+{
+    fn run(mut self, first_open: oneshot::Sender<Result<(), S::OpenError>>) {
+        let mut loaded = match self.load() {
+            Ok(loaded) => {
+                // Nobody listens when the process is stopping already.
+                let _ = first_open.send(Ok(()));
+                loaded
+            }
+            Err(error) => {
+                let _ = first_open.send(Err(error));
+                return;
+            }
+        };
+        loop {
+            match self.serve(loaded) {
+                Ended::Stopped => return,
+                Ended::StoreFailed => {}
+            }
+            self.set_phase(Phase::Unavailable);
+            match self.reopen() {
+                Some(again) => loaded = again,
+                None => return,
+            }
+        }
+    }
+
+    /// Opens the store, takes over from what it holds, and makes that durable.
+    fn load(&mut self) -> Result<Loaded<S>, S::OpenError> {
+        let Opened { mut store, image } = (self.open)()?;
+        self.clock = self.clock.not_below(image.now);
+        if let Some(shared) = self.shared.upgrade() {
+            // Set at the first load; what this process stored later is on this very line.
+            let _ = shared.line.set(self.clock);
+        }
+        let params = StartParams {
+            now: self.clock.now(),
+            salt: (self.config.salts)(),
+            seed: (self.config.salts)(),
+            policy: self.config.policy.clone(),
+            fleet: self.config.fleet.clone(),
+        };
+        let committed = Machine::restore(image, params).commit(&mut store)?;
+        self.publish(&committed.machine);
+        Ok(Loaded {
+            machine: committed.machine,
+            store,
+        })
+    }
+
+    /// Turn after turn, until the store fails or the service stops.
+    fn serve(&mut self, loaded: Loaded<S>) -> Ended {
+        let Loaded {
+            mut machine,
+            mut store,
+        } = loaded;
+        let mut reattach = self.waiters.tickets();
+        loop {
+            let gathered = self.gather(&machine, !reattach.is_empty());
+            let mut turn = machine.turn(self.clock.now());
+            let mut answerers = Vec::new();
+            let mut groups = Vec::new();
+            let mut closing = None;
+            for ticket in std::mem::take(&mut reattach) {
+                turn.handle(Command::Watch(vec![ticket.clone()]));
+                answerers.push(Answerer::Reloaded(ticket));
+            }
+            for command in self.waiters.take_follow_ups() {
+                turn.handle(command);
+                answerers.push(Answerer::Nobody);
+            }
+            for message in gathered {
+                closing = closing.or(self.take(message, &mut turn, &mut answerers, &mut groups));
+            }
+            let batch = if closing.is_some() {
+                turn.finish_last()
+            } else {
+                turn.finish()
+            };
+            let durable_already = batch.is_durable_already();
+            let began = Instant::now();
+            match batch.commit(&mut store) {
+                Ok(committed) => {
+                    if !durable_already {
+                        self.stats
+                            .committed(began.elapsed(), answerers.len(), store.bytes());
+                    }
+                    self.publish(&committed.machine);
+                    machine = self.perform(committed, answerers, groups);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the store failed; acquires bypass until it is open again");
+                    self.fail(answerers, groups);
+                    return Ended::StoreFailed;
+                }
+            }
+            if let Some(done) = closing {
+                if let Err(error) = store.close() {
+                    tracing::error!(%error, "the store could not be closed in order");
+                }
+                let _ = done.send(());
+                return Ended::Stopped;
+            }
+            if self.shared.strong_count() == 0 {
+                return Ended::Stopped;
+            }
+        }
+    }
+
+    /// Everything that stands in the inbox, up to the bound of a turn; waits for the first message
+    /// or for the next deadline of the core.
+    fn gather(&mut self, machine: &Machine, at_once: bool) -> Vec<Message> {
+        let mut wait = TICK;
+        if let Some(deadline) = machine.next_deadline() {
+            let left = deadline.since(self.clock.now());
+            wait = wait.min(Duration::from_millis(left.millis()));
+        }
+        if at_once || self.waiters.has_follow_ups() {
+            wait = Duration::ZERO;
+        }
+        let mut gathered = Vec::new();
+        let mut commands = 0;
+        match self.messages.recv_timeout(wait) {
+            Ok(message) => {
+                commands += weight(&message);
+                gathered.push(message);
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+        }
+        while commands < TURN_MAX {
+            let Ok(message) = self.messages.try_recv() else {
+                break;
+            };
+            commands += weight(&message);
+            gathered.push(message);
+        }
+        self.received(gathered.len());
+        gathered
+    }
+
+    fn received(&self, count: usize) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.inbox_len.fetch_sub(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Hands one message to the turn. Gives back who waits for the end of the service.
+    fn take(
+        &mut self,
+        message: Message,
+        turn: &mut Turn,
+        answerers: &mut Vec<Answerer>,
+        groups: &mut Vec<Group>,
+    ) -> Option<oneshot::Sender<()>> {
+        match message {
+            Message::Commands { commands, reply } => {
+                let group = groups.len();
+                let mut replies = Vec::with_capacity(commands.len());
+                let first = answerers.len();
+                for command in commands {
+                    turn.handle(command);
+                    answerers.push(Answerer::Group(group));
+                    replies.push(None);
+                }
+                groups.push(Group {
+                    replies,
+                    first,
+                    reply,
+                });
+            }
+            Message::Acquire {
+                slot,
+                acquire,
+                reply,
+            } => {
+                let ticket = acquire.ticket.clone();
+                turn.handle(Command::Acquire(acquire));
+                answerers.push(Answerer::Acquire {
+                    slot,
+                    ticket,
+                    reply,
+                });
+            }
+            Message::Watch {
+                slot,
+                tickets,
+                reply,
+            } => {
+                turn.handle(Command::Watch(tickets));
+                answerers.push(Answerer::Watch { slot, reply });
+            }
+            Message::EndWait(slot) => {
+                if let Some(command) = self.waiters.end_wait(slot) {
+                    turn.handle(command);
+                    answerers.push(Answerer::Leave(slot));
+                }
+            }
+            Message::Gone(slot) => self.waiters.gone(slot),
+            Message::Signal(command) => {
+                turn.handle(command);
+                answerers.push(Answerer::Nobody);
+            }
+            Message::RefuseWaiting => self.waiters.refuse_all(GateError::Draining),
+            Message::Close { done } => return Some(done),
+        }
+        None
+    }
+
+    /// The turn is durable: answer.
+    fn perform(
+        &mut self,
+        committed: Committed,
+        answerers: Vec<Answerer>,
+        mut groups: Vec<Group>,
+    ) -> Box<Machine> {
+        let mut answerers: Vec<Option<Answerer>> = answerers.into_iter().map(Some).collect();
+        let mut who = |tag: Tag| answerers.get_mut(tag.0).and_then(Option::take);
+        for effect in committed.effects {
+            match effect {
+                Effect::Decided { seq, answer } => self.waiters.decided(Some(seq), &answer),
+                Effect::Parked { tag, seq } => {
+                    if let Some(Answerer::Acquire {
+                        slot,
+                        ticket,
+                        reply,
+                    }) = who(tag)
+                    {
+                        self.waiters.park(slot, ticket, seq, reply);
+                    }
+                }
+                Effect::Reply { tag, seq, reply } => match who(tag) {
+                    Some(Answerer::Group(group)) => {
+                        if let Some(group) = groups.get_mut(group) {
+                            group.put(tag, Ok((seq, reply)));
+                        }
+                    }
+                    Some(Answerer::Acquire { reply: to, .. }) => {
+                        if let Reply::Acquire(result) = reply
+                            && let Err(Ok((_, Ok(answer)))) = to.send(Ok((seq, result)))
+                        {
+                            self.waiters.undelivered(&answer);
+                        }
+                    }
+                    Some(Answerer::Watch { slot, reply: to }) => {
+                        if let Reply::Watch(watched) = reply {
+                            self.waiters.watch(slot, watched, to);
+                        }
+                    }
+                    Some(Answerer::Leave(slot)) => {
+                        if let Reply::Left(answer) = reply {
+                            self.waiters.left(slot, answer);
+                        }
+                    }
+                    Some(Answerer::Reloaded(ticket)) => {
+                        if let Reply::Watch(watched) = reply {
+                            for (_, state) in watched {
+                                self.waiters.reloaded(ticket.clone(), state);
+                            }
+                        }
+                    }
+                    Some(Answerer::Nobody) | None => {}
+                },
+            }
+        }
+        self.waiters.end_touched_watches();
+        for group in groups {
+            self.waiters.answer_group(group.reply, group.replies);
+        }
+        committed.machine
+    }
+
+    /// The turn is not durable, or nobody knows: nobody is told that it happened (DUR4).
+    fn fail(&mut self, answerers: Vec<Answerer>, groups: Vec<Group>) {
+        let error = GateError::StoreUnavailable;
+        for answerer in answerers {
+            match answerer {
+                Answerer::Acquire { reply, .. } => drop(reply.send(Err(error))),
+                Answerer::Watch { reply, .. } => drop(reply.send(Err(error))),
+                Answerer::Leave(slot) => self.waiters.refuse(slot, error),
+                Answerer::Group(_) | Answerer::Reloaded(_) | Answerer::Nobody => {}
+            }
+        }
+        for group in groups {
+            let replies = group.replies.iter().map(|_| Err(error)).collect();
+            drop(group.reply.send(replies));
+        }
+        drop(self.waiters.take_follow_ups());
+    }
+
+    /// Opens the store anew with back-off, answering meanwhile. `None` when the service stops.
+    fn reopen(&mut self) -> Option<Loaded<S>> {
+        let mut backoff = REOPEN_MIN;
+        loop {
+            let until = Instant::now() + backoff;
+            while let Some(left) = until.checked_duration_since(Instant::now()) {
+                match self.messages.recv_timeout(left) {
+                    Ok(message) => {
+                        self.received(1);
+                        if let Some(done) = self.answer_without_store(message) {
+                            let _ = done.send(());
+                            return None;
+                        }
+                    }
+                    Err(RecvTimeoutError::Timeout) => break,
+                    Err(RecvTimeoutError::Disconnected) => return None,
+                }
+            }
+            match self.load() {
+                Ok(loaded) => {
+                    tracing::info!("the store is open again");
+                    return Some(loaded);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the store cannot be opened again yet");
+                    backoff = (backoff * 2).min(REOPEN_MAX);
+                }
+            }
+        }
+    }
+
+    fn answer_without_store(&mut self, message: Message) -> Option<oneshot::Sender<()>> {
+        let error = GateError::StoreUnavailable;
+        match message {
+            Message::Commands { commands, reply } => {
+                drop(reply.send(commands.iter().map(|_| Err(error)).collect()));
+            }
+            Message::Acquire { reply, .. } => drop(reply.send(Err(error))),
+            Message::Watch { reply, .. } => drop(reply.send(Err(error))),
+            Message::EndWait(slot) => self.waiters.refuse(slot, error),
+            Message::Gone(slot) => {
+                self.waiters.gone(slot);
+                drop(self.waiters.take_follow_ups());
+            }
+            Message::Signal(_) => {}
+            Message::RefuseWaiting => self.waiters.refuse_all(GateError::Draining),
+            Message::Close { done } => return Some(done),
+        }
+        None
+    }
+
+    /// Readers see the turn before its callers are answered.
+    fn publish(&mut self, machine: &Machine) {
+        self.view.send_replace(Arc::new(machine.view()));
+        self.stats.turned(self.clock.now());
+        if !machine.is_starting() {
+            self.set_phase(Phase::Ready);
+        }
+    }
+
+    /// A drain is never taken back.
+    fn set_phase(&self, phase: Phase) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.phase.send_if_modified(|now| {
+                let change = *now != phase && *now != Phase::Draining;
+                if change {
+                    *now = phase;
+                }
+                change
+            });
+        }
+    }
+}
+
+impl Group {
+    fn put(&mut self, tag: Tag, reply: Replied) {
+        let index = tag.0.checked_sub(self.first);
+        if let Some(slot) = index.and_then(|index| self.replies.get_mut(index)) {
+            *slot = Some(reply);
+        }
+    }
+}
+
+/// How much of a turn's bound a message takes.
+fn weight(message: &Message) -> usize {
+    match message {
+        Message::Commands { commands, .. } => commands.len(),
+        Message::Watch { tickets, .. } => tickets.len(),
+        Message::Acquire { .. }
+        | Message::EndWait(_)
+        | Message::Gone(_)
+        | Message::Signal(_)
+        | Message::RefuseWaiting
+        | Message::Close { .. } => 1,
+    }
+}

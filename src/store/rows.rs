@@ -1,0 +1,530 @@
+//! Row shapes: what stands in the values of the tables, translated by hand from and to the core's
+//! types, so that wire shapes, rows and core types change apart.
+//!
+//! A value is one version byte and the row in postcard's encoding.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use kvgate_core::decision::{BypassReason, EndHow, Scope};
+use kvgate_core::ids::{
+    EngineId, Epoch, IdError, Issue, Label, LeaseId, RowNo, Seq, SessionId, TicketId,
+};
+use kvgate_core::reading::{Role, StartMark};
+use kvgate_core::state::{EngineRow, EpochCause, EpochEntry, Start};
+use kvgate_core::tally::{ScopeTally, Tally};
+use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Stage, Terms, Ticket};
+use kvgate_core::units::{Span, Timestamp, Tokens};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Version byte of all rows of schema 1.
+const VERSION: u8 = 1;
+
+/// A value that this version cannot read.
+#[derive(Debug, thiserror::Error)]
+pub enum RowError {
+    /// No bytes, or a version byte that is not known.
+    #[error("a row has an unknown version")]
+    Version,
+    /// Not the encoding of a row.
+    #[error("a row cannot be decoded: {0}")]
+    Encoding(#[from] postcard::Error),
+    /// An id that breaks rule ID1.
+    #[error("a row has a bad id: {0}")]
+    Id(#[from] IdError),
+    /// A number outside its range.
+    #[error("a row has a number outside its range")]
+    Range,
+}
+
+/// Encodes into a buffer that is reused.
+fn encode(row: &impl Serialize, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    buffer.clear();
+    buffer.push(VERSION);
+    // `to_extend` takes the buffer and gives it back grown.
+    *buffer = postcard::to_extend(row, std::mem::take(buffer))?;
+    Ok(())
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RowError> {
+    match bytes.split_first() {
+        Some((&VERSION, row)) => Ok(postcard::from_bytes(row)?),
+        _ => Err(RowError::Version),
+    }
+}
+
+fn tokens(count: u64) -> Result<Tokens, RowError> {
+    Tokens::new(count).ok_or(RowError::Range)
+}
+
+/// What every commit says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Head {
+    pub term: u64,
+    pub seq: u64,
+    pub now: u64,
+    pub next_issue: u64,
+}
+
+impl Head {
+    pub fn encode(&self, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+        encode(self, buffer)
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, RowError> {
+        decode(bytes)
+    }
+
+    pub fn seq(&self) -> Seq {
+        Seq(self.seq)
+    }
+
+    pub fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.now)
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct TicketRow<'a> {
+    id: &'a str,
+    #[serde(borrow)]
+    asked: Option<AskedRow<'a>>,
+    stage: StageRow,
+}
+
+#[derive(Serialize, Deserialize)]
+struct AskedRow<'a> {
+    session: &'a str,
+    sent: SentRow,
+    reservation: u64,
+    scope: ScopeRow,
+    ttl_ms: u64,
+    client: Option<&'a str>,
+    request_id: Option<&'a str>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum SentRow {
+    Parts { prompt: u64, max_new: u64 },
+    Sum(u64),
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+enum ScopeRow {
+    Train,
+    Eval,
+}
+
+#[derive(Serialize, Deserialize)]
+enum StageRow {
+    Waiting {
+        since: u64,
+    },
+    Held {
+        issue: u64,
+        salt: u64,
+        epoch: u64,
+        granted_at: u64,
+        waited_ms: Option<u64>,
+        ttl_ms: u64,
+        ends_at: u64,
+        graced: bool,
+    },
+    Ended {
+        at: u64,
+        how: HowRow,
+        lease: Option<(u64, u64)>,
+        since: Option<u64>,
+        waited_ms: u64,
+        epoch: u64,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+enum HowRow {
+    Released,
+    Cancelled,
+    SessionClosed,
+    Expired,
+    Revoked,
+    Dropped,
+    TakenBack,
+    Disabled,
+    OutOfScope,
+    Protected,
+    Degraded,
+    Oversize,
+    QueueFull,
+    Aged,
+}
+
+/// Encodes a ticket; its row number is the key.
+pub fn encode_ticket(ticket: &Ticket, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    let asked = ticket.asked.as_ref().map(|asked| AskedRow {
+        session: asked.session.as_str(),
+        sent: match asked.sent {
+            Sent::Parts { prompt, max_new } => SentRow::Parts {
+                prompt: prompt.get(),
+                max_new: max_new.get(),
+            },
+            Sent::Sum(tokens) => SentRow::Sum(tokens.get()),
+        },
+        reservation: asked.terms.reservation.get(),
+        scope: match asked.terms.scope {
+            Scope::Train => ScopeRow::Train,
+            Scope::Eval => ScopeRow::Eval,
+        },
+        ttl_ms: asked.terms.ttl.millis(),
+        client: asked.terms.client.as_ref().map(Label::as_str),
+        request_id: asked.terms.request_id.as_ref().map(Label::as_str),
+    });
+    let row = TicketRow {
+        id: ticket.id.as_str(),
+        asked,
+        stage: encode_stage(&ticket.stage),
+    };
+    encode(&row, buffer)
+}
+
+fn encode_stage(stage: &Stage) -> StageRow {
+    match stage {
+        Stage::Waiting { since } => StageRow::Waiting {
+            since: since.millis(),
+        },
+        Stage::Held(lease) => StageRow::Held {
+            issue: lease.id.issue.0,
+            salt: lease.id.salt,
+            epoch: lease.epoch.0,
+            granted_at: lease.granted_at.millis(),
+            waited_ms: lease.waited.map(Span::millis),
+            ttl_ms: lease.ttl.millis(),
+            ends_at: lease.ends_at.millis(),
+            graced: lease.graced,
+        },
+        Stage::Ended(ended) => StageRow::Ended {
+            at: ended.at.millis(),
+            how: match ended.how {
+                EndHow::Released => HowRow::Released,
+                EndHow::Cancelled => HowRow::Cancelled,
+                EndHow::SessionClosed => HowRow::SessionClosed,
+                EndHow::Expired => HowRow::Expired,
+                EndHow::Revoked => HowRow::Revoked,
+                EndHow::Dropped => HowRow::Dropped,
+                EndHow::TakenBack => HowRow::TakenBack,
+                EndHow::Bypassed(reason) => match reason {
+                    BypassReason::Disabled => HowRow::Disabled,
+                    BypassReason::OutOfScope => HowRow::OutOfScope,
+                    BypassReason::Protected => HowRow::Protected,
+                    BypassReason::Degraded => HowRow::Degraded,
+                    BypassReason::Oversize => HowRow::Oversize,
+                    BypassReason::QueueFull => HowRow::QueueFull,
+                    BypassReason::Aged => HowRow::Aged,
+                },
+            },
+            lease: ended.lease.map(|lease| (lease.issue.0, lease.salt)),
+            since: ended.since.map(Timestamp::millis),
+            waited_ms: ended.waited.millis(),
+            epoch: ended.epoch.0,
+        },
+    }
+}
+
+/// Decodes a ticket that stood under `row`.
+pub fn decode_ticket(row: u64, bytes: &[u8]) -> Result<Ticket, RowError> {
+    let Some((&VERSION, rest)) = bytes.split_first() else {
+        return Err(RowError::Version);
+    };
+    let ticket: TicketRow<'_> = postcard::from_bytes(rest)?;
+    let asked = match ticket.asked {
+        None => None,
+        Some(asked) => Some(Asked {
+            session: SessionId::new(asked.session)?,
+            sent: match asked.sent {
+                SentRow::Parts { prompt, max_new } => Sent::Parts {
+                    prompt: tokens(prompt)?,
+                    max_new: tokens(max_new)?,
+                },
+                SentRow::Sum(sum) => Sent::Sum(tokens(sum)?),
+            },
+            terms: Terms {
+                reservation: tokens(asked.reservation)?,
+                scope: match asked.scope {
+                    ScopeRow::Train => Scope::Train,
+                    ScopeRow::Eval => Scope::Eval,
+                },
+                ttl: Span::from_millis(asked.ttl_ms),
+                client: asked.client.map(Label::new).transpose()?,
+                request_id: asked.request_id.map(Label::new).transpose()?,
+            },
+        }),
+    };
+    Ok(Ticket {
+        row: RowNo(row),
+        id: TicketId::new(ticket.id)?,
+        asked,
+        stage: decode_stage(ticket.stage),
+    })
+}
+
+fn decode_stage(stage: StageRow) -> Stage {
+    match stage {
+        StageRow::Waiting { since } => Stage::Waiting {
+            since: Timestamp::from_millis(since),
+        },
+        StageRow::Held {
+            issue,
+            salt,
+            epoch,
+            granted_at,
+            waited_ms,
+            ttl_ms,
+            ends_at,
+            graced,
+        } => Stage::Held(Lease {
+            id: lease_id((issue, salt)),
+            epoch: Epoch(epoch),
+            granted_at: Timestamp::from_millis(granted_at),
+            waited: waited_ms.map(Span::from_millis),
+            ttl: Span::from_millis(ttl_ms),
+            ends_at: Timestamp::from_millis(ends_at),
+            graced,
+        }),
+        StageRow::Ended {
+            at,
+            how,
+            lease,
+            since,
+            waited_ms,
+            epoch,
+        } => Stage::Ended(Ended {
+            at: Timestamp::from_millis(at),
+            how: match how {
+                HowRow::Released => EndHow::Released,
+                HowRow::Cancelled => EndHow::Cancelled,
+                HowRow::SessionClosed => EndHow::SessionClosed,
+                HowRow::Expired => EndHow::Expired,
+                HowRow::Revoked => EndHow::Revoked,
+                HowRow::Dropped => EndHow::Dropped,
+                HowRow::TakenBack => EndHow::TakenBack,
+                HowRow::Disabled => EndHow::Bypassed(BypassReason::Disabled),
+                HowRow::OutOfScope => EndHow::Bypassed(BypassReason::OutOfScope),
+                HowRow::Protected => EndHow::Bypassed(BypassReason::Protected),
+                HowRow::Degraded => EndHow::Bypassed(BypassReason::Degraded),
+                HowRow::Oversize => EndHow::Bypassed(BypassReason::Oversize),
+                HowRow::QueueFull => EndHow::Bypassed(BypassReason::QueueFull),
+                HowRow::Aged => EndHow::Bypassed(BypassReason::Aged),
+            },
+            lease: lease.map(lease_id),
+            since: since.map(Timestamp::from_millis),
+            waited: Span::from_millis(waited_ms),
+            epoch: Epoch(epoch),
+        }),
+    }
+}
+
+const fn lease_id((issue, salt): (u64, u64)) -> LeaseId {
+    LeaseId {
+        issue: Issue(issue),
+        salt,
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct StartRow {
+    first_issue: u64,
+    salt: u64,
+    at: u64,
+}
+
+pub fn encode_start(start: &Start, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    let row = StartRow {
+        first_issue: start.first_issue.0,
+        salt: start.salt,
+        at: start.at.millis(),
+    };
+    encode(&row, buffer)
+}
+
+pub fn decode_start(bytes: &[u8]) -> Result<Start, RowError> {
+    let row: StartRow = decode(bytes)?;
+    Ok(Start {
+        first_issue: Issue(row.first_issue),
+        salt: row.salt,
+        at: Timestamp::from_millis(row.at),
+    })
+}
+
+#[derive(Serialize, Deserialize)]
+struct EpochRow {
+    at: u64,
+    cause: CauseRow,
+}
+
+#[derive(Serialize, Deserialize)]
+enum CauseRow {
+    First,
+    MembersChanged { joined: u32, left: u32 },
+    Restarted(String),
+    WorkerIdChanged(String),
+}
+
+pub fn encode_epoch(entry: &EpochEntry, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    let row = EpochRow {
+        at: entry.at.millis(),
+        cause: match &entry.cause {
+            EpochCause::First => CauseRow::First,
+            EpochCause::MembersChanged { joined, left } => CauseRow::MembersChanged {
+                joined: *joined,
+                left: *left,
+            },
+            EpochCause::Restarted(engine) => CauseRow::Restarted(engine.as_str().to_owned()),
+            EpochCause::WorkerIdChanged(engine) => {
+                CauseRow::WorkerIdChanged(engine.as_str().to_owned())
+            }
+        },
+    };
+    encode(&row, buffer)
+}
+
+pub fn decode_epoch(epoch: u64, bytes: &[u8]) -> Result<EpochEntry, RowError> {
+    let row: EpochRow = decode(bytes)?;
+    Ok(EpochEntry {
+        epoch: Epoch(epoch),
+        at: Timestamp::from_millis(row.at),
+        cause: match row.cause {
+            CauseRow::First => EpochCause::First,
+            CauseRow::MembersChanged { joined, left } => {
+                EpochCause::MembersChanged { joined, left }
+            }
+            CauseRow::Restarted(engine) => EpochCause::Restarted(EngineId::new(&engine)),
+            CauseRow::WorkerIdChanged(engine) => {
+                EpochCause::WorkerIdChanged(EngineId::new(&engine))
+            }
+        },
+    })
+}
+
+#[derive(Serialize, Deserialize)]
+struct EngineRowV1 {
+    role: RoleRow,
+    worker_ids: Vec<String>,
+    seen_healthy: bool,
+    capacity: Option<u64>,
+    start_mark: Option<u64>,
+    joined: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+enum RoleRow {
+    Regular,
+    Decode,
+    Prefill,
+    Other,
+}
+
+pub fn encode_engine(engine: &EngineRow, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    let row = EngineRowV1 {
+        role: match engine.role {
+            Role::Regular => RoleRow::Regular,
+            Role::Decode => RoleRow::Decode,
+            Role::Prefill => RoleRow::Prefill,
+            Role::Other => RoleRow::Other,
+        },
+        worker_ids: engine.worker_ids.iter().map(|id| id.to_string()).collect(),
+        seen_healthy: engine.seen_healthy,
+        capacity: engine.capacity.map(Tokens::get),
+        start_mark: engine.start_mark.map(|mark| mark.0),
+        joined: engine.joined.0,
+    };
+    encode(&row, buffer)
+}
+
+pub fn decode_engine(id: &str, bytes: &[u8]) -> Result<EngineRow, RowError> {
+    let row: EngineRowV1 = decode(bytes)?;
+    Ok(EngineRow {
+        id: EngineId::new(id),
+        role: match row.role {
+            RoleRow::Regular => Role::Regular,
+            RoleRow::Decode => Role::Decode,
+            RoleRow::Prefill => Role::Prefill,
+            RoleRow::Other => Role::Other,
+        },
+        worker_ids: row
+            .worker_ids
+            .iter()
+            .map(|id| Arc::from(id.as_str()))
+            .collect::<BTreeSet<_>>(),
+        seen_healthy: row.seen_healthy,
+        capacity: row.capacity.map(tokens).transpose()?,
+        start_mark: row.start_mark.map(StartMark),
+        joined: Epoch(row.joined),
+    })
+}
+
+/// Counters as plain lists, so that a later version can append.
+#[derive(Serialize, Deserialize)]
+struct TallyRow {
+    scopes: Vec<ScopeTallyRow>,
+    leases_ended: Vec<u64>,
+    granted_after_wait: u64,
+    waited_millis: u64,
+    local_bypasses: Vec<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ScopeTallyRow {
+    admit: u64,
+    wait: Vec<u64>,
+    bypass: Vec<u64>,
+    cancelled: Vec<u64>,
+}
+
+pub fn encode_tally(tally: &Tally, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    let row = TallyRow {
+        scopes: tally
+            .scopes
+            .iter()
+            .map(|scope| ScopeTallyRow {
+                admit: scope.admit,
+                wait: scope.wait.to_vec(),
+                bypass: scope.bypass.to_vec(),
+                cancelled: scope.cancelled.to_vec(),
+            })
+            .collect(),
+        leases_ended: tally.leases_ended.to_vec(),
+        granted_after_wait: tally.granted_after_wait,
+        waited_millis: tally.waited_millis,
+        local_bypasses: tally.local_bypasses.to_vec(),
+    };
+    encode(&row, buffer)
+}
+
+pub fn decode_tally(bytes: &[u8]) -> Result<Tally, RowError> {
+    let row: TallyRow = decode(bytes)?;
+    let mut tally = Tally {
+        leases_ended: counters(&row.leases_ended),
+        granted_after_wait: row.granted_after_wait,
+        waited_millis: row.waited_millis,
+        local_bypasses: counters(&row.local_bypasses),
+        ..Tally::default()
+    };
+    for (scope, stored) in tally.scopes.iter_mut().zip(&row.scopes) {
+        *scope = ScopeTally {
+            admit: stored.admit,
+            wait: counters(&stored.wait),
+            bypass: counters(&stored.bypass),
+            cancelled: counters(&stored.cancelled),
+        };
+    }
+    Ok(tally)
+}
+
+/// Stored counters in their order; those that a later version added begin at 0.
+fn counters<const N: usize>(stored: &[u64]) -> [u64; N] {
+    let mut counters = [0; N];
+    for (counter, value) in counters.iter_mut().zip(stored) {
+        *counter = *value;
+    }
+    counters
+}
