@@ -645,12 +645,6 @@ fn hash(name: &str) -> u32 {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says so by failing"
-)]
 mod tests {
     use std::sync::atomic::AtomicU64;
 

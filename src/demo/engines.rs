@@ -706,12 +706,6 @@ fn generated(finished: &Finished) -> Value {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says so by failing"
-)]
 mod tests {
     use super::super::{FakeFleet, FleetSpec, http_client};
     use super::*;

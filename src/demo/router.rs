@@ -319,12 +319,6 @@ fn without_session(kind: RouterKind, body: Bytes) -> Bytes {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says so by failing"
-)]
 mod tests {
     use super::super::{FakeFleet, FleetSpec, http_client};
     use super::*;

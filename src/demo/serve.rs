@@ -383,12 +383,6 @@ fn spaces(bytes: Option<u64>) -> Body {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says so by failing"
-)]
 mod tests {
     use axum::routing::get;
 

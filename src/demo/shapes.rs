@@ -575,12 +575,6 @@ fn worker(kind: RouterKind, row: &WorkerRow) -> Value {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says so by failing"
-)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -686,8 +680,9 @@ mod tests {
             } else if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = rest.split_once(' ').unwrap();
                 families.entry(name.into()).or_default().1 = kind.into();
-            } else {
-                let (name, rest) = line.split_once('{').unwrap();
+            } else if let (true, Some((name, rest))) =
+                (line.starts_with("sglang:"), line.split_once('{'))
+            {
                 let (labels, _) = rest.rsplit_once('}').unwrap();
                 let names = labels
                     .split("\",")

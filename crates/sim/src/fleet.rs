@@ -92,12 +92,6 @@ impl Fleet {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says so by failing"
-)]
 mod tests {
     use std::collections::{BTreeMap, VecDeque};
 

@@ -295,12 +295,6 @@ impl Workload {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test says so by failing"
-)]
 mod tests {
     use super::*;
 
