@@ -5,6 +5,7 @@
     missing_docs,
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::indexing_slicing,
     clippy::print_stdout,
     reason = "a program that prints its measurements and stops at what should not happen"
 )]

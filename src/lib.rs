@@ -5,6 +5,7 @@
 pub mod check;
 pub mod clock;
 pub mod config;
+pub mod demo;
 pub mod fleet;
 pub mod gate;
 pub mod store;

@@ -35,7 +35,7 @@ use tokio::sync::{oneshot, watch};
 use crate::clock::Clock;
 
 pub use waiters::SlotId;
-pub use writer::{CommitStats, FirstOpen, Opened, StoreControl, WriterConfig, spawn};
+pub use writer::{CommitStats, FirstOpen, WriterConfig, spawn};
 
 /// Commands that may stand in the inbox. Beyond that callers are told `overloaded` at once: a full
 /// inbox is several seconds of work, and a caller that goes on without the gate loses nothing.

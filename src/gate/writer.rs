@@ -18,7 +18,7 @@ use kvgate_core::ids::TicketId;
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::Policy;
-use kvgate_core::store::{Image, Store};
+use kvgate_core::store::{Image, Opened, StoreControl};
 use kvgate_core::turn::Turn;
 use kvgate_core::units::Timestamp;
 use kvgate_core::view::View;
@@ -51,30 +51,6 @@ pub struct WriterConfig {
     pub fleet: FleetConfig,
     /// Random numbers: one for the lease ids of this start, one for hash tables.
     pub salts: fn() -> u64,
-}
-
-/// A store that was opened, and what it holds.
-#[derive(Debug)]
-pub struct Opened<S> {
-    /// The store.
-    pub store: S,
-    /// What it holds.
-    pub image: Image,
-}
-
-/// What the writer does with a store besides committing.
-pub trait StoreControl: Store + Sized + 'static {
-    /// Why it cannot be opened.
-    type OpenError: std::fmt::Display + From<Self::Error> + Send + 'static;
-
-    /// Bytes on disk.
-    fn bytes(&self) -> u64;
-
-    /// Marks an orderly stop and closes.
-    ///
-    /// # Errors
-    /// When the mark could not be made durable.
-    fn close(self) -> Result<(), Self::Error>;
 }
 
 /// Tells how the first opening of the store went; the process ends on an error.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kvgate_core::policy::{EPOCHS_MAX, STARTS_MAX};
 use kvgate_core::record::Record;
-use kvgate_core::store::{Commit, Image, Store};
+use kvgate_core::store::{Commit, Image, Opened, Store, StoreControl};
 use kvgate_core::tally::Tally;
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, StorageError};
 
@@ -14,7 +14,6 @@ use super::migrations::{META, SCHEMA, STEPS, Step};
 use super::peek::peek;
 use super::rows::{self, Head, RowError};
 use super::tables::{CLEAN, ENGINES, EPOCHS, HEAD, STARTS, TALLY, TICKETS};
-use crate::gate::{Opened, StoreControl};
 
 /// Name of the store in its directory.
 pub const FILE_NAME: &str = "kvgate.redb";

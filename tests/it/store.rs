@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::fs;
 use std::path::Path;
 
-use kvgate::gate::StoreControl;
 use kvgate::store::{FILE_NAME, OpenError, RedbStore, open};
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::command::{Acquire, Command};
@@ -16,7 +15,7 @@ use kvgate_core::policy::Policy;
 use kvgate_core::reading::{
     EngineKind, Reading, Role, Round, RouterAnswer, Source, StartMark, Worker,
 };
-use kvgate_core::store::{Commit, Image, Store};
+use kvgate_core::store::{Commit, Image, Store, StoreControl};
 use kvgate_core::tally::LocalBypass;
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Span, Timestamp, Tokens};

@@ -61,3 +61,27 @@ pub trait Store {
     /// Whenever it cannot promise that the turn is on stable storage. Whether it is, is unknown then.
     fn commit(&mut self, commit: Commit<'_>) -> Result<(), Self::Error>;
 }
+
+/// A store that was opened, and what it holds.
+#[derive(Debug)]
+pub struct Opened<S> {
+    /// The store.
+    pub store: S,
+    /// What it holds.
+    pub image: Image,
+}
+
+/// What a writer does with a store besides committing.
+pub trait StoreControl: Store + Sized + 'static {
+    /// Why it cannot be opened.
+    type OpenError: core::fmt::Display + From<Self::Error> + Send + 'static;
+
+    /// Bytes on disk.
+    fn bytes(&self) -> u64;
+
+    /// Marks an orderly stop and closes.
+    ///
+    /// # Errors
+    /// When the mark could not be made durable.
+    fn close(self) -> Result<(), Self::Error>;
+}
