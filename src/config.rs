@@ -29,8 +29,16 @@ const SECONDS_MAX: f64 = 366.0 * 86_400.0;
 #[error("{0}")]
 pub struct ConfigError(String);
 
+impl ConfigError {
+    /// A sentence that names the setting and what it takes.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
 fn refused(text: impl Into<String>) -> ConfigError {
-    ConfigError(text.into())
+    ConfigError::new(text)
 }
 
 /// Where a value comes from.

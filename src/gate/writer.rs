@@ -272,7 +272,6 @@ where
                 Ended::Stopped => return,
                 Ended::StoreFailed => {}
             }
-            self.set_phase(Phase::Unavailable);
             match self.reopen() {
                 Some(again) => loaded = again,
                 None => return,
@@ -345,6 +344,7 @@ where
                 }
                 Err(error) => {
                     tracing::error!(%error, "the store failed; acquires bypass until it is open again");
+                    self.set_phase(Phase::Unavailable);
                     self.fail(answerers, groups);
                     return Ended::StoreFailed;
                 }

@@ -8,6 +8,7 @@
 )]
 
 mod fleet_http;
+mod gate;
 mod readings;
 mod store;
 mod tidy;

@@ -1,0 +1,542 @@
+//! The gate in process, over a store that can be held up and can fail.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use kvgate::clock::Clock;
+use kvgate::gate::{Gate, GateError, Phase, WriterConfig, spawn};
+use kvgate_core::capacity::FleetConfig;
+use kvgate_core::command::{Acquire, Command};
+use kvgate_core::decision::{BypassReason, CancelReason, Scope, WaitReason};
+use kvgate_core::effect::{Answer, Outcome, ReleaseOutcome};
+use kvgate_core::ids::{EngineId, LeaseId, SessionId, TicketId};
+use kvgate_core::memory::MemoryStore;
+use kvgate_core::policy::Policy;
+use kvgate_core::reading::{EngineKind, Reading, Round, Source};
+use kvgate_core::record::Record;
+use kvgate_core::store::{Commit, Opened, Store, StoreControl};
+use kvgate_core::ticket::{Sent, Stage};
+use kvgate_core::units::{Span, Tokens};
+
+/// What the test does to the store.
+#[derive(Default)]
+struct Control {
+    memory: MemoryStore,
+    /// Commits wait while this is set.
+    held: bool,
+    /// The next commits fail: before anything is written, or after.
+    failing: Option<Failing>,
+    /// Records of each commit.
+    commits: Vec<Vec<Record>>,
+    opens: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Failing {
+    Before,
+    After,
+}
+
+#[derive(Clone, Default)]
+struct Shared(Arc<(Mutex<Control>, Condvar)>);
+
+impl Shared {
+    fn set(&self, change: impl FnOnce(&mut Control)) {
+        change(&mut self.0.0.lock().unwrap());
+        self.0.1.notify_all();
+    }
+
+    fn get<T>(&self, read: impl FnOnce(&Control) -> T) -> T {
+        read(&self.0.0.lock().unwrap())
+    }
+}
+
+struct TestStore(Shared);
+
+#[derive(Debug)]
+struct Broken;
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("broken on purpose")
+    }
+}
+
+impl Store for TestStore {
+    type Error = Broken;
+
+    fn commit(&mut self, commit: Commit<'_>) -> Result<(), Broken> {
+        let (lock, changed) = &*self.0.0;
+        let mut control = lock.lock().unwrap();
+        while control.held {
+            control = changed.wait(control).unwrap();
+        }
+        if !matches!(control.failing, Some(Failing::Before)) {
+            let Ok(()) = control.memory.commit(commit);
+            control.commits.push(commit.records.to_vec());
+        }
+        control.failing.map_or(Ok(()), |_| Err(Broken))
+    }
+}
+
+impl StoreControl for TestStore {
+    type OpenError = Broken;
+
+    fn bytes(&self) -> u64 {
+        1
+    }
+
+    fn close(self) -> Result<(), Broken> {
+        Ok(())
+    }
+}
+
+const CEILING: u64 = 900;
+
+fn engine() -> EngineId {
+    EngineId::new("http://127.0.0.1:1")
+}
+
+/// A gate with a ceiling of 900 tokens.
+async fn gate() -> (Gate, Shared) {
+    gate_with(Policy::default()).await
+}
+
+async fn gate_with(policy: Policy) -> (Gate, Shared) {
+    let shared = Shared::default();
+    let config = WriterConfig {
+        policy: Policy {
+            program_admission: true,
+            max_wait: Span::from_secs(600),
+            ..policy
+        },
+        fleet: FleetConfig {
+            has_router: false,
+            static_engines: BTreeSet::from([engine()]),
+        },
+        salts: || 42,
+    };
+    let store = shared.clone();
+    let open = move || {
+        store.set(|control| control.opens += 1);
+        if store.get(|control| control.failing.is_some()) {
+            return Err(Broken);
+        }
+        Ok(Opened {
+            image: store.get(|control| control.memory.image()),
+            store: TestStore(store.clone()),
+        })
+    };
+    let (gate, opened) = spawn(config, Clock::start(), open).unwrap();
+    opened.await.unwrap().unwrap();
+    read(&gate).await;
+    wait_for(&gate, Phase::Ready).await;
+    (gate, shared)
+}
+
+async fn wait_for(gate: &Gate, phase: Phase) {
+    gate.phases().wait_for(|now| *now == phase).await.unwrap();
+}
+
+/// Hands in rounds, as a poller does, until the store is open again and takes one.
+async fn reopened(gate: &Gate) {
+    while try_read(gate).await.is_err() {}
+    wait_for(gate, Phase::Ready).await;
+}
+
+async fn read(gate: &Gate) {
+    try_read(gate).await.unwrap();
+}
+
+/// One reading round: a capacity of 1,000 tokens.
+async fn try_read(gate: &Gate) -> Result<(), GateError> {
+    let capacity = Tokens::new(1_000).unwrap();
+    let round = Round {
+        began_at: gate.line().unwrap().now(),
+        router: None,
+        readings: vec![(
+            engine(),
+            Ok(Reading {
+                kind: EngineKind::Sglang,
+                source: Source::Loads,
+                capacity,
+                largest_pool: capacity,
+                usage: None,
+                used: None,
+                evictable: None,
+                available: None,
+                running: Some(0),
+                queued: Some(0),
+                ranks: 1,
+                counters: None,
+                unknown_label: false,
+            }),
+        )],
+        start_marks: vec![],
+    };
+    gate.round(round).await
+}
+
+fn ask(ticket: &str, tokens: u64) -> Acquire {
+    Acquire {
+        ticket: TicketId::new(ticket).unwrap(),
+        session: SessionId::new("s").unwrap(),
+        sent: Sent::Sum(Tokens::new(tokens).unwrap()),
+        scope: Scope::Train,
+        protected: false,
+        ttl: Span::from_secs(600),
+        client: None,
+        request_id: None,
+        stays: true,
+    }
+}
+
+/// Acquires and confirms the delivery.
+async fn acquire(gate: &Gate, ticket: &str, tokens: u64, wait: Duration) -> Answer {
+    let decision = gate.acquire(ask(ticket, tokens), wait).await.unwrap();
+    let decision = decision.value.unwrap();
+    if let Some(receipt) = decision.receipt {
+        receipt.written();
+    }
+    decision.answer
+}
+
+fn lease(answer: &Answer) -> LeaseId {
+    match answer.outcome {
+        Outcome::Admit { lease, .. } => lease,
+        _ => panic!("{answer:?}"),
+    }
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Waits until that many stand in line.
+async fn line_of(gate: &Gate, count: u64) {
+    let mut views = gate.views();
+    views.wait_for(|view| view.waiting == count).await.unwrap();
+}
+
+/// DUR1: no answer leaves before what it promises is on disk; what queued up meanwhile is the next
+/// turn, in one transaction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_wait_for_their_commit_and_what_queues_up_is_one_turn() {
+    let (gate, store) = gate().await;
+    store.set(|control| control.held = true);
+    let before = store.get(|control| control.commits.len());
+    let first = tokio::spawn({
+        let gate = gate.clone();
+        async move { acquire(&gate, "first", 1, LONG).await }
+    });
+    let more: Vec<_> = (0..50)
+        .map(|number| {
+            let gate = gate.clone();
+            tokio::spawn(async move { acquire(&gate, &format!("t-{number}"), 1, LONG).await })
+        })
+        .collect();
+    // The view is published before answers are, and only after the commit.
+    tokio::task::yield_now().await;
+    assert!(!first.is_finished() && more.iter().all(|call| !call.is_finished()));
+    assert_eq!(gate.view().leases, 0);
+    store.set(|control| control.held = false);
+    lease(&first.await.unwrap());
+    for call in more {
+        lease(&call.await.unwrap());
+    }
+    let grants: Vec<usize> = store.get(|control| {
+        let commits = control.commits.get(before..).unwrap();
+        commits
+            .iter()
+            .map(|records| {
+                let held = |record: &&Record| {
+                    matches!(record, Record::Ticket(ticket) if matches!(ticket.stage, Stage::Held(_)))
+                };
+                records.iter().filter(held).count()
+            })
+            .filter(|count| *count > 0)
+            .collect()
+    });
+    assert_eq!(grants.iter().sum::<usize>(), 51);
+    assert!(grants.len() < 51, "grants share transactions: {grants:?}");
+}
+
+/// DEC2: a release and the grants it causes are one transaction.
+#[tokio::test]
+async fn a_release_and_the_grants_it_causes_are_one_commit() {
+    let (gate, store) = gate().await;
+    let held = lease(&acquire(&gate, "a", CEILING, LONG).await);
+    let waiting: Vec<_> = (0..3)
+        .map(|number| {
+            let gate = gate.clone();
+            tokio::spawn(async move { acquire(&gate, &format!("w-{number}"), 300, LONG).await })
+        })
+        .collect();
+    line_of(&gate, 3).await;
+    let before = store.get(|control| control.commits.len());
+    let released = gate.release(held).await.unwrap();
+    assert_eq!(released.value, Ok(ReleaseOutcome::Released));
+    for call in waiting {
+        assert!(!call.await.unwrap().repeated);
+    }
+    let commits = store.get(|control| control.commits.get(before..).unwrap().to_vec());
+    let first = commits.first().unwrap();
+    let rows = first
+        .iter()
+        .filter(|record| matches!(record, Record::Ticket(_)));
+    assert_eq!(rows.count(), 4, "one release and three grants");
+}
+
+/// TIC2: a call ends by itself with the ticket's place, which is kept; asking again keeps it.
+#[tokio::test]
+async fn a_waiting_call_ends_with_its_place() {
+    let (gate, _store) = gate().await;
+    let held = lease(&acquire(&gate, "a", CEILING, LONG).await);
+    let place = async |ticket, wait| match acquire(&gate, ticket, 10, wait).await.outcome {
+        Outcome::Wait(status) => (status.position, status.reason),
+        other => panic!("{other:?}"),
+    };
+    let short = Duration::from_millis(1);
+    assert_eq!(place("b", short).await, (1, WaitReason::CapacityExhausted));
+    assert_eq!(
+        place("c", Duration::ZERO).await,
+        (2, WaitReason::BehindOlder)
+    );
+    assert_eq!(
+        place("b", Duration::ZERO).await,
+        (1, WaitReason::CapacityExhausted)
+    );
+    assert_eq!(gate.view().waiting, 2);
+    gate.release(held).await.unwrap().value.unwrap();
+    let answer = acquire(&gate, "b", 10, LONG).await;
+    assert!(!answer.repeated, "its first delivery (TIC4)");
+    assert!(acquire(&gate, "b", 10, LONG).await.repeated);
+}
+
+/// TIC4: an answer that was not written whole leaves its grant to the claim grace, then it is taken
+/// back and counts as cancelled, not as an admit (CNT1).
+#[tokio::test]
+async fn a_grant_that_was_not_delivered_is_taken_back() {
+    let (gate, _store) = gate_with(Policy {
+        claim_grace: Span::from_secs(1),
+        ..Policy::default()
+    })
+    .await;
+    let decision = gate
+        .acquire(ask("a", 1), LONG)
+        .await
+        .unwrap()
+        .value
+        .unwrap();
+    drop(decision.receipt);
+    let mut views = gate.views();
+    views.wait_for(|view| view.leases == 0).await.unwrap();
+    let tally = gate.view().tally.clone();
+    let train = tally.scope(Scope::Train);
+    assert_eq!((train.admit, train.cancelled.iter().sum::<u64>()), (0, 1));
+}
+
+/// TIC3: a caller that goes away while it waits leaves its place to the claim grace.
+#[tokio::test]
+async fn a_dropped_call_leaves_its_place_to_the_grace() {
+    let (gate, _store) = gate_with(Policy {
+        claim_grace: Span::from_secs(1),
+        ..Policy::default()
+    })
+    .await;
+    lease(&acquire(&gate, "a", CEILING, LONG).await);
+    let call = tokio::spawn({
+        let gate = gate.clone();
+        async move { acquire(&gate, "b", 1, LONG).await }
+    });
+    line_of(&gate, 1).await;
+    assert_eq!(gate.waiting_calls(), 1);
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
+    line_of(&gate, 0).await;
+    assert_eq!(gate.waiting_calls(), 0);
+}
+
+/// One call waits for many tickets and ends with all that are decided, in the order asked.
+#[tokio::test]
+async fn a_watch_ends_with_all_that_is_decided() {
+    let (gate, _store) = gate().await;
+    let held = lease(&acquire(&gate, "a", CEILING, LONG).await);
+    for number in 0..4 {
+        acquire(&gate, &format!("w-{number}"), 400, Duration::ZERO).await;
+    }
+    let names = ["w-3", "w-1", "w-0", "w-2"].map(|name| TicketId::new(name).unwrap());
+    let watch = tokio::spawn({
+        let gate = gate.clone();
+        let names = names.to_vec();
+        async move { gate.watch(names, LONG).await.unwrap() }
+    });
+    // The watch stands when the writer has taken it; then the release decides two.
+    while gate.waiting_calls() == 0 {
+        tokio::task::yield_now().await;
+    }
+    gate.release(held).await.unwrap().value.unwrap();
+    let decided = watch.await.unwrap();
+    let told: Vec<&str> = decided.iter().map(|(ticket, _)| ticket.as_str()).collect();
+    assert_eq!(told, ["w-1", "w-0"]);
+    for (_, decision) in decided {
+        let decision = decision.unwrap();
+        assert!(!decision.answer.repeated);
+        decision.receipt.unwrap().written();
+    }
+    let unknown = gate
+        .watch(vec![TicketId::new("nobody").unwrap()], LONG)
+        .await
+        .unwrap();
+    assert!(matches!(unknown.as_slice(), [(_, None)]), "at once");
+    let none = gate
+        .watch(names[..1].to_vec(), Duration::from_millis(1))
+        .await
+        .unwrap();
+    assert!(none.is_empty());
+}
+
+/// A waiter that is cancelled hears it on its open call.
+#[tokio::test]
+async fn a_cancel_ends_the_open_call() {
+    let (gate, _store) = gate().await;
+    lease(&acquire(&gate, "a", CEILING, LONG).await);
+    let call = tokio::spawn({
+        let gate = gate.clone();
+        async move { acquire(&gate, "b", 1, LONG).await }
+    });
+    line_of(&gate, 1).await;
+    gate.cancel(TicketId::new("b").unwrap()).await.unwrap();
+    assert_eq!(
+        call.await.unwrap().outcome,
+        Outcome::Cancelled(CancelReason::Cancelled)
+    );
+}
+
+/// DUR1: a failed commit is answered as unknown; the gate opens the store again by itself, and what
+/// it holds then is what a restart would find.
+#[tokio::test]
+async fn a_failed_commit_reloads_from_the_store() {
+    for failing in [Failing::Before, Failing::After] {
+        let (gate, store) = gate().await;
+        let kept = lease(&acquire(&gate, "kept", 100, LONG).await);
+        store.set(|control| control.failing = Some(failing));
+        let failed = gate.acquire(ask("lost", 200), LONG).await;
+        assert_eq!(failed.unwrap_err(), GateError::StoreUnavailable);
+        assert_eq!(gate.phase(), Phase::Unavailable);
+        let failed = gate.release(kept).await;
+        assert_eq!(failed.unwrap_err(), GateError::StoreUnavailable);
+        assert_eq!(
+            gate.view().reserved.get(),
+            100,
+            "reads show the last good state"
+        );
+        store.set(|control| control.failing = None);
+        gate.phases()
+            .wait_for(|phase| *phase != Phase::Unavailable)
+            .await
+            .unwrap();
+        read(&gate).await;
+        wait_for(&gate, Phase::Ready).await;
+        let expected = match failing {
+            Failing::Before => 100,
+            Failing::After => 300,
+        };
+        assert_eq!(gate.view().reserved.get(), expected);
+        assert_eq!(
+            gate.release(kept).await.unwrap().value,
+            Ok(ReleaseOutcome::Released)
+        );
+        assert!(store.get(|control| control.opens) >= 2);
+    }
+}
+
+/// Callers that wait while the store fails keep their calls and their places.
+#[tokio::test]
+async fn waiting_calls_outlive_a_failed_store() {
+    let (gate, store) = gate().await;
+    let held = lease(&acquire(&gate, "a", CEILING, LONG).await);
+    let call = tokio::spawn({
+        let gate = gate.clone();
+        async move { acquire(&gate, "b", 1, LONG).await }
+    });
+    line_of(&gate, 1).await;
+    store.set(|control| control.failing = Some(Failing::Before));
+    let cancel = gate.cancel(TicketId::new("x").unwrap()).await;
+    assert_eq!(cancel.unwrap_err(), GateError::StoreUnavailable);
+    store.set(|control| control.failing = None);
+    gate.phases()
+        .wait_for(|phase| *phase != Phase::Unavailable)
+        .await
+        .unwrap();
+    read(&gate).await;
+    wait_for(&gate, Phase::Ready).await;
+    gate.release(held).await.unwrap().value.unwrap();
+    assert!(!call.await.unwrap().repeated);
+}
+
+/// An orderly stop refuses who waits, and keeps places and counters.
+#[tokio::test]
+async fn a_drain_refuses_waiting_calls_and_keeps_their_places() {
+    let (gate, store) = gate().await;
+    lease(&acquire(&gate, "a", CEILING, LONG).await);
+    let call = tokio::spawn({
+        let gate = gate.clone();
+        async move { gate.acquire(ask("b", 1), LONG).await.map(|_| ()) }
+    });
+    line_of(&gate, 1).await;
+    gate.begin_drain();
+    assert_eq!(call.await.unwrap(), Err(GateError::Draining));
+    assert!(
+        gate.read_ticket(TicketId::new("b").unwrap())
+            .await
+            .unwrap()
+            .is_some()
+    );
+    gate.close().await;
+    let image = store.get(|control| control.memory.image());
+    let waiting = image
+        .tickets
+        .iter()
+        .filter(|t| matches!(t.stage, Stage::Waiting { .. }));
+    assert_eq!(waiting.count(), 1);
+    assert_eq!(image.tally.scope(Scope::Train).admit, 1);
+    assert_eq!(
+        gate.release(LeaseId::parse("1-000000000000002a").unwrap())
+            .await
+            .unwrap_err(),
+        GateError::Draining
+    );
+}
+
+/// A batch is one turn, answered together and in order; a bypass costs no commit.
+#[tokio::test]
+async fn a_batch_is_one_turn() {
+    let (gate, store) = gate().await;
+    let commands = (0..100)
+        .map(|number| Command::Acquire(ask(&format!("t-{number}"), 100)))
+        .map(|mut command| {
+            if let Command::Acquire(acquire) = &mut command {
+                acquire.stays = false;
+            }
+            command
+        })
+        .collect();
+    let before = store.get(|control| control.commits.len());
+    let replies = gate.batch(commands).await.unwrap();
+    assert_eq!(replies.len(), 100);
+    let seqs: BTreeSet<_> = replies
+        .iter()
+        .map(|reply| reply.as_ref().unwrap().0)
+        .collect();
+    assert_eq!(seqs.len(), 100, "a number for each");
+    assert_eq!(store.get(|control| control.commits.len()) - before, 1);
+    let mut protected = ask("p", 1);
+    protected.protected = true;
+    let answer = gate.acquire(protected, LONG).await.unwrap();
+    assert!(answer.seq.is_none());
+    assert_eq!(
+        answer.value.unwrap().answer.outcome,
+        Outcome::Bypass(BypassReason::Protected)
+    );
+}

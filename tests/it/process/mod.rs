@@ -1,0 +1,13 @@
+//! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
+
+mod burst;
+mod commands;
+mod kill;
+mod stop;
+
+use kvgate::demo::{FakeFleet, FleetSpec};
+
+/// Two engines of 500,000 tokens: a ceiling of 900,000.
+async fn fleet() -> FakeFleet {
+    FakeFleet::start(FleetSpec::uniform(2, 500_000)).await.unwrap()
+}
