@@ -269,6 +269,10 @@ impl State {
 
     /// All tickets by row: for tests of recovery, never on a command's way.
     #[cfg(any(test, feature = "check"))]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the rows are put in order before anybody sees them"
+    )]
     pub(crate) fn tickets(&self) -> alloc::collections::BTreeMap<RowNo, Ticket> {
         self.rows
             .iter()
