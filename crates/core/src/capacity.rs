@@ -188,11 +188,13 @@ impl Fleet {
         self.pace.admitted = self.pace.admitted.saturating_add(u128::from(tokens.get()));
     }
 
-    /// Takes in one reading round; returns what must be kept.
+    /// Takes in one reading round; returns what must be kept. What is stale is judged as of
+    /// `judged_at`, which is before `now` in a hold (TIM3).
     pub(crate) fn apply(
         &mut self,
         round: Round,
         now: Timestamp,
+        judged_at: Timestamp,
         policy: &Policy,
         epoch: Epoch,
         first_set: bool,
@@ -238,9 +240,9 @@ impl Fleet {
         self.pace.admitted = 0;
         self.pace.first_passed = false;
         if any_good {
-            self.judge_pace(now, policy);
+            self.judge_pace(judged_at, policy);
         }
-        self.remeasure(now, policy);
+        self.remeasure(judged_at, policy);
         self.records(&before, epochs)
     }
 

@@ -677,11 +677,13 @@ impl Turn {
         {
             self.machine.hold = None;
         }
+        let judged_at = self.machine.judged_at();
         let machine = &mut *self.machine;
         let first_set = machine.state.epochs().is_empty();
         let records = machine.fleet.apply(
             round,
             self.now,
+            judged_at,
             &machine.policy,
             machine.state.epoch,
             first_set,

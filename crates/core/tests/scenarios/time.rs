@@ -280,3 +280,26 @@ fn tim3_a_delayed_expiry_is_counted_once() {
     gate.run(20_000);
     assert_eq!(gate.view().tally.ends(LeaseEnd::Expired), 1);
 }
+
+/// TIM3: until a new round has ended, a round from before the pause makes nothing stale either: its
+/// readings failed because the gate stood still.
+#[test]
+fn tim3_an_old_round_makes_nothing_stale() {
+    let mut gate = Gate::new();
+    gate.hold("full", 900_000);
+    gate.park("t", 100);
+    let began_at = gate.now;
+    gate.jump(8_000);
+    gate.engine("a").answers = false;
+    gate.router = Router::Silent;
+    let old = gate.round_of(began_at);
+    gate.tell(Command::Round(old));
+    assert_eq!(gate.view().measure.degraded, None);
+    assert_eq!((gate.waiting(), gate.decisions()), (1, vec![]));
+    assert_eq!(gate.ask("u", 100), Told::Parked);
+    gate.round();
+    assert_eq!(
+        gate.view().measure.degraded,
+        Some(DegradedReason::RouterUnreachable)
+    );
+}
