@@ -53,14 +53,17 @@ pub(crate) enum LeavingKind {
 
 impl Turn {
     pub(crate) fn begin(machine: Box<Machine>, now: Timestamp) -> Self {
-        Self {
+        let mut turn = Self {
             machine,
             now,
             records: Vec::new(),
             effects: Vec::new(),
             leaving: Vec::new(),
             commands: 0,
-        }
+        };
+        // Arrivals are decided by what is fresh now.
+        turn.remeasure_when_due();
+        turn
     }
 
     /// Handles one command. The returned tag marks its answer among the effects: the number of

@@ -582,3 +582,15 @@ fn cap7_degradation_drains_the_queue() {
         [("t1".to_owned(), bypass.clone()), ("t2".to_owned(), bypass)]
     );
 }
+
+/// CAP3, CAP7: an arrival is decided by what is fresh now, not by what was fresh at the last turn.
+#[test]
+fn cap3_an_arrival_after_the_reading_went_stale() {
+    let mut gate = Gate::new();
+    gate.engine("a").answers = false;
+    gate.run(5_500);
+    gate.hold("in time", 10);
+    gate.jump(500);
+    assert_eq!(bypassed(&gate.ask("too late", 10)), BypassReason::Degraded);
+    assert_eq!(gate.reserved(), 10);
+}
