@@ -140,12 +140,20 @@ impl Machine {
     pub fn turn(mut self: Box<Self>, now: Timestamp) -> Turn {
         let now = now.max(self.last_turn);
         let gap = now.since(self.last_turn);
+        let judged_at = self.judged_at();
+        // The time between the take-over and the first turn is no pause.
+        let first = self
+            .hold
+            .is_some_and(|hold| hold.starting && hold.began_at == self.last_turn);
+        if self.hold.is_some_and(|hold| now.reached(hold.until)) {
+            self.hold = None;
+        }
         let rested = self
             .last_pause
             .is_none_or(|last| now.since(last) >= PAUSE_EVERY);
-        if gap > PAUSE_AFTER && rested && self.hold.is_none() {
+        if gap > PAUSE_AFTER && rested && !first && self.hold.is_none() {
             self.hold = Some(Hold {
-                judged_at: self.last_turn,
+                judged_at,
                 began_at: now,
                 until: now.after(gap.min(PAUSE_HOLD_MAX)),
                 starting: false,

@@ -17,14 +17,6 @@ use crate::turn::{LeavingKind, Turn};
 use crate::view::Notice;
 
 impl Turn {
-    pub(crate) fn end_hold_by_time(&mut self) {
-        if let Some(hold) = self.machine.hold
-            && self.now.reached(hold.until)
-        {
-            self.machine.hold = None;
-        }
-    }
-
     pub(crate) fn remeasure(&mut self) {
         let judged_at = self.machine.judged_at();
         let machine = &mut *self.machine;

@@ -121,8 +121,6 @@ impl Turn {
     /// Ends the turn: expiries, queue pass, answers of calls that end with it.
     #[must_use]
     pub fn finish(mut self) -> Batch {
-        self.end_hold_by_time();
-        self.remeasure_when_due();
         self.expire_and_pass();
         self.answer_leaving();
         self.forget_finished();

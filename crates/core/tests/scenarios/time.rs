@@ -303,3 +303,53 @@ fn tim3_an_old_round_makes_nothing_stale() {
         Some(DegradedReason::RouterUnreachable)
     );
 }
+
+/// TIM3: a pause that begins while the hold of an earlier one lasts is a pause of its own, once a
+/// minute has passed.
+#[test]
+fn tim3_a_pause_within_a_hold() {
+    let mut gate = Gate::new();
+    let lease = gate.hold_as(lease_of_secs("t", 5));
+    gate.jump(20_000);
+    gate.turn(Vec::new());
+    gate.jump(500);
+    gate.turn(Vec::new());
+    gate.jump(80_000);
+    gate.turn(Vec::new());
+    assert!(gate.read_lease(lease).is_ok(), "no round has ended since");
+    gate.unread_for(9_999);
+    assert!(gate.read_lease(lease).is_ok());
+    gate.jump(1);
+    gate.turn(Vec::new());
+    assert_eq!(gate.read_lease(lease).unwrap_err(), LeaseGone::Expired);
+}
+
+/// TIM3: a hold whose time is over does not reach into the next turn.
+#[test]
+fn tim3_a_hold_that_is_over_decides_nothing() {
+    let mut gate = Gate::new();
+    gate.jump(8_000);
+    gate.turn(Vec::new());
+    admitted(&gate.ask("held", 10));
+    gate.unread_for(7_999);
+    gate.jump(1);
+    assert_eq!(
+        bypassed(&gate.ask("over", 10)),
+        kvgate_core::decision::BypassReason::Degraded
+    );
+}
+
+/// TIM3: a pause within the first two seconds after a start is a pause like any other.
+#[test]
+fn tim3_a_pause_while_starting() {
+    let mut gate = Gate::new();
+    let lease = gate.hold_as(lease_of_secs("t", 3));
+    gate.crash(1_000);
+    gate.jump(500);
+    gate.turn(Vec::new());
+    gate.jump(30_000);
+    gate.turn(Vec::new());
+    assert!(gate.read_lease(lease).is_ok());
+    gate.round();
+    assert!(gate.read_lease(lease).is_err());
+}
