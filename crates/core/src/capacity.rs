@@ -269,7 +269,7 @@ impl Fleet {
                 return;
             }
         };
-        let listed: BTreeMap<EngineId, Worker> = workers
+        let mut listed: BTreeMap<EngineId, Worker> = workers
             .into_iter()
             .map(|worker| (worker.engine.clone(), worker))
             .collect();
@@ -309,18 +309,22 @@ impl Fleet {
                 id: id.clone(),
                 role: Role::Regular,
                 worker_ids: BTreeSet::new(),
-                seen_healthy: !listed.contains_key(&id),
+                seen_healthy: false,
                 capacity: None,
                 start_mark: None,
                 joined: epochs.epoch,
             };
             self.members.insert(id, Member::new(row, now));
         }
-        for (id, worker) in listed {
-            if let Some(member) = self.members.get_mut(&id)
-                && member.take_worker(worker, now)
-            {
-                signs.insert((id, Sign::WorkerId));
+        for (id, member) in &mut self.members {
+            match listed.remove(id) {
+                Some(worker) => {
+                    if member.take_worker(worker, now) {
+                        signs.insert((id.clone(), Sign::WorkerId));
+                    }
+                }
+                // The operator's engine, of whose health nobody says anything.
+                None => member.call_healthy(),
             }
         }
     }
@@ -469,12 +473,16 @@ impl Member {
         }
     }
 
+    fn call_healthy(&mut self) {
+        self.unhealthy_since = None;
+        self.row.seen_healthy = true;
+    }
+
     /// True when the worker ids changed.
     fn take_worker(&mut self, worker: Worker, now: Timestamp) -> bool {
         self.row.role = worker.role;
         if worker.healthy {
-            self.unhealthy_since = None;
-            self.row.seen_healthy = true;
+            self.call_healthy();
         } else if self.unhealthy_since.is_none() {
             self.unhealthy_since = Some(now);
         }

@@ -594,3 +594,19 @@ fn cap3_an_arrival_after_the_reading_went_stale() {
     assert_eq!(bypassed(&gate.ask("too late", 10)), BypassReason::Degraded);
     assert_eq!(gate.reserved(), 10);
 }
+
+/// CAP3: a static engine that the router no longer lists is called unhealthy by nobody.
+#[test]
+fn cap3_a_static_engine_that_the_router_no_longer_lists() {
+    let mut gate = two_engines();
+    gate.static_engines.insert(engine("b"));
+    gate.restart(1_000);
+    gate.engine("b").healthy = false;
+    gate.run(11_000);
+    assert_eq!(gate.ceiling(), 900_000);
+    gate.engine("b").listed = false;
+    gate.round();
+    assert_eq!(gate.ceiling(), 1_350_000);
+    let shown = gate.view().engines;
+    assert!(shown.iter().all(|engine| engine.healthy));
+}
