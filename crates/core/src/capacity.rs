@@ -564,9 +564,10 @@ impl Member {
 
     /// CAP3.
     fn counted(&self, now: Timestamp, policy: &Policy) -> bool {
-        let healthy = self.unhealthy_since.is_none_or(|since| {
-            self.row.seen_healthy && !now.reached(since.after(UNHEALTHY_AFTER))
-        });
+        let healthy = self.row.seen_healthy
+            && self
+                .unhealthy_since
+                .is_none_or(|since| !now.reached(since.after(UNHEALTHY_AFTER)));
         let has_capacity = self
             .reading
             .as_ref()

@@ -610,3 +610,17 @@ fn cap3_a_static_engine_that_the_router_no_longer_lists() {
     let shown = gate.view().engines;
     assert!(shown.iter().all(|engine| engine.healthy));
 }
+
+/// CAP3: a stored member that was never seen healthy is not counted after a start either.
+#[test]
+fn cap3_never_seen_healthy_over_a_restart() {
+    let mut gate = Gate::new();
+    let mut sick = Engine::of(500_000);
+    sick.healthy = false;
+    gate.engines.insert("b", sick);
+    gate.round();
+    assert_eq!(gate.ceiling(), 900_000);
+    gate.router = Router::Silent;
+    gate.restart(1_000);
+    assert_eq!(gate.ceiling(), 900_000, "the router said nothing yet");
+}
