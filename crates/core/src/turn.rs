@@ -196,7 +196,8 @@ impl Turn {
         self.reply(tag, None, Reply::Acquire(Err(why)));
     }
 
-    /// What a decided ticket is told when it asks again. It claims a grant, and marks a bypass as told (TIC4).
+    /// What a decided ticket is told when it asks again. An acquire claims a grant; the answer to a
+    /// watch is on its way and may be lost yet. A bypass is told (TIC4).
     fn told_again(&mut self, ticket: &Ticket, acquire: Option<&Acquire>) -> Answer {
         let mut answer = self.machine.answer(ticket);
         // A marker that stood before its acquire answers with what the acquire brought.
@@ -206,7 +207,12 @@ impl Turn {
         }
         match &ticket.stage {
             Stage::Waiting { .. } => {}
-            Stage::Held(_) => self.claim(ticket),
+            Stage::Held(_) if acquire.is_some() => self.claim(ticket),
+            Stage::Held(_) => {
+                if self.machine.presences.get(ticket.row).is_some() {
+                    self.machine.presences.set(ticket.row, Presence::InFlight);
+                }
+            }
             Stage::Ended(_) => {
                 self.machine.presences.clear(ticket.row);
             }

@@ -823,3 +823,28 @@ fn tic4_watch() {
     gate.run(10_000);
     assert_eq!(gate.waiting(), 0);
 }
+
+/// TIC4: a watch that tells of a grant does not claim it: its answer may be lost as well.
+#[test]
+fn tic4_a_watch_does_not_claim() {
+    let (mut gate, full) = one_waits();
+    gate.gone("t");
+    gate.release(full).unwrap();
+    let told = watched_answer(&gate.watch(&["t"])[0]);
+    assert!(!told.repeated, "the first delivery");
+    assert_eq!(gate.admits(), 1);
+    let lease = gate.grants()[0].1;
+    gate.run(12_000);
+    assert_eq!(gate.reserved(), 100, "its answer is on its way");
+    gate.undeliver("t", Some(lease));
+    gate.run(10_000);
+    assert_eq!(gate.reserved(), 0, "a vanished caller keeps no grant");
+    assert_eq!((gate.admits(), gate.cancels()), (1, 1));
+    // Delivered, it is claimed.
+    gate.hold("full again", 899_900);
+    let other = admitted(&gate.ask("u", 100));
+    gate.watch(&["u"]);
+    assert_eq!(gate.admits(), 2);
+    gate.deliver("u", Some(other));
+    assert_eq!(gate.admits(), 3);
+}
