@@ -269,7 +269,7 @@ impl Turn {
         match decision {
             Decision::Admit => {
                 let seq = self.next_seq();
-                let granted = self.grant(ticket, None);
+                let granted = self.grant(ticket, since);
                 self.machine.presences.set(row, Presence::InFlight);
                 let answer = self.machine.first_answer(&granted);
                 self.reply_acquire(tag, Some(seq), answer);
@@ -289,7 +289,7 @@ impl Turn {
                         how: EndHow::Bypassed(reason),
                         lease: None,
                         since: None,
-                        waited: Span::ZERO,
+                        waited: since.map_or(Span::ZERO, |since| self.now.since(since)),
                         epoch: self.machine.state.epoch,
                     }),
                     ..ticket

@@ -848,3 +848,43 @@ fn tic4_a_watch_does_not_claim() {
     gate.deliver("u", Some(other));
     assert_eq!(gate.admits(), 3);
 }
+
+/// TIC2, TIC3: a ticket that comes back and is granted at once keeps its clock too: taken back, it
+/// gets no new maximum wait, and its whole time counts from the first enqueue.
+#[test]
+fn tic3_a_clock_goes_through_a_grant_that_was_taken_back() {
+    let (mut gate, full) = one_waits();
+    let enqueued = gate.now;
+    gate.gone("t");
+    gate.run(10_000);
+    gate.release(full).unwrap();
+    let told = answer(&gate.ask("t", 100));
+    assert_eq!(told.waited, Span::from_secs(10));
+    gate.undeliver(
+        "t",
+        Some(admitted(&Told::Reply(kvgate_core::effect::Reply::Acquire(
+            Ok(told),
+        )))),
+    );
+    gate.run(10_000);
+    assert_eq!(gate.read("t"), Some(TicketView::Ended(EndHow::TakenBack)));
+    gate.hold("full again", 900_000);
+    gate.park("t", 100);
+    assert_eq!(place(&mut gate, "t").age.millis(), gate.now - enqueued);
+    gate.run(10_000);
+    assert_eq!(
+        gate.decisions().last().unwrap(),
+        &("t".to_owned(), Outcome::Bypass(BypassReason::Aged))
+    );
+}
+
+/// TIC2, TIC3: the immediate bypass of a clock that is used up tells the whole time too.
+#[test]
+fn tic3_a_clock_that_is_used_up_tells_its_time() {
+    let (mut gate, _) = one_waits();
+    gate.gone("t");
+    gate.run(31_000);
+    let told = answer(&gate.ask("t", 100));
+    assert_eq!(told.outcome, Outcome::Bypass(BypassReason::Aged));
+    assert_eq!(told.waited, Span::from_secs(31));
+}
