@@ -1,12 +1,13 @@
 //! What a turn does by itself: expiries, the queue pass, forgetting, and the seal.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::batch::Batch;
 use crate::decide::{Decision, Request};
 use crate::decision::{BypassReason, EndHow};
-use crate::effect::{Effect, Reply};
-use crate::ids::RowNo;
+use crate::effect::{Answer, Effect, Reply};
+use crate::ids::{RowNo, Seq, TicketId};
 use crate::machine::is_remembered_in_memory_only;
 use crate::policy::{DECISIONS_PER_TURN, NOTICE_FOR, RENEWALS_EVERY, TALLY_EVERY};
 use crate::presence::Presence;
@@ -199,10 +200,25 @@ impl Turn {
         self.effects.push(Effect::Decided { seq, answer });
     }
 
-    /// TIC2: a call that ends with the turn is told where its ticket stands; its caller is away from now on.
+    /// TIC2: a call that ends with the turn is told where its ticket stands; its caller is away from
+    /// now on. When the turn decided the ticket, it is told that, with the number of the decision.
     pub(crate) fn answer_leaving(&mut self) {
+        let leaving = core::mem::take(&mut self.leaving);
+        if leaving.is_empty() {
+            return;
+        }
         let grace = self.machine.policy.claim_grace;
-        for leaving in core::mem::take(&mut self.leaving) {
+        let decided: BTreeMap<TicketId, (Seq, Answer)> = self
+            .effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Decided { seq, answer } => {
+                    Some((answer.ticket.clone(), (*seq, answer.clone())))
+                }
+                Effect::Reply { .. } | Effect::Parked { .. } => None,
+            })
+            .collect();
+        for leaving in leaving {
             let Some(ticket) = self.machine.state.row(leaving.row).cloned() else {
                 continue;
             };
@@ -210,26 +226,16 @@ impl Turn {
             if waits {
                 self.machine.presences.leave(ticket.row, self.now, grace);
             }
-            let answer = self.machine.first_answer(&ticket);
+            let (seq, answer) = decided.get(&ticket.id).map_or_else(
+                || (leaving.seq, self.machine.first_answer(&ticket)),
+                |(seq, answer)| (Some(*seq), answer.clone()),
+            );
             let reply = match leaving.kind {
                 LeavingKind::Acquire => Reply::Acquire(Ok(answer)),
                 LeavingKind::Leave => Reply::Left(waits.then_some(answer)),
             };
-            // A decision of this turn stands among the effects with its own number.
-            let seq = if waits {
-                leaving.seq
-            } else {
-                self.seq_of_decision(&ticket).or(leaving.seq)
-            };
             self.reply(leaving.tag, seq, reply);
         }
-    }
-
-    fn seq_of_decision(&self, ticket: &Ticket) -> Option<crate::ids::Seq> {
-        self.effects.iter().rev().find_map(|effect| match effect {
-            Effect::Decided { seq, answer } if answer.ticket == ticket.id => Some(*seq),
-            Effect::Decided { .. } | Effect::Reply { .. } | Effect::Parked { .. } => None,
-        })
     }
 
     /// Section 9: ended tickets are remembered for a while. Their rows go with a later batch.

@@ -888,3 +888,19 @@ fn tic3_a_clock_that_is_used_up_tells_its_time() {
     assert_eq!(told.outcome, Outcome::Bypass(BypassReason::Aged));
     assert_eq!(told.waited, Span::from_secs(31));
 }
+
+/// TIC1, TIC2: a call that ends with its turn is told what that turn decided, as open calls are:
+/// cancelled in the same turn is `cancelled`, not that the ticket was used before.
+#[test]
+fn tic2_cancelled_in_the_turn_of_the_acquire() {
+    let mut gate = Gate::new();
+    gate.hold("full", 900_000);
+    let told = gate.tell_all(vec![
+        Command::Acquire(brief("t", 100)),
+        Command::Cancel(ticket("t")),
+        Command::Acquire(brief("t", 100)),
+    ]);
+    assert_eq!(cancelled(&told[0].1), CancelReason::Cancelled);
+    assert_eq!(told[0].0, told[1].0, "the number of the cancel");
+    assert_eq!(cancelled(&told[2].1), CancelReason::TicketFinished);
+}
