@@ -257,7 +257,7 @@ impl Turn {
         }
         let now = self.now;
         self.machine.notices.retain(|notice| match notice {
-            Notice::LargerThanAnyPool { since, .. } => !now.reached(since.after(NOTICE_FOR)),
+            Notice::LargerThanAnyPool { last, .. } => !now.reached(last.after(NOTICE_FOR)),
             Notice::UnknownLabel { .. } => true,
         });
     }

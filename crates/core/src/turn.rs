@@ -362,9 +362,14 @@ impl Turn {
         }
         let now = self.now;
         let notices = &mut self.machine.notices;
+        let first = notices.iter().find_map(|notice| match notice {
+            Notice::LargerThanAnyPool { since, .. } => Some(*since),
+            Notice::UnknownLabel { .. } => None,
+        });
         notices.retain(|notice| !matches!(notice, Notice::LargerThanAnyPool { .. }));
         notices.push(Notice::LargerThanAnyPool {
-            since: now,
+            since: first.unwrap_or(now),
+            last: now,
             reservation,
             largest_pool,
         });

@@ -598,3 +598,29 @@ fn dec2_a_burst_between_two_readings() {
     assert_eq!((admitted, parked), (180, 1_820));
     assert_eq!(gate.reserved(), 900_000);
 }
+
+/// DEC5, section 10: a notice tells the time since when, and goes 10 min after its last cause.
+#[test]
+fn dec5_the_notice_is_dated_from_its_first_cause() {
+    let mut gate = Gate::new();
+    gate.engines.insert("b", Engine::of(1_000_000));
+    gate.round();
+    let first = gate.view().now;
+    gate.hold("t1", 1_000_001);
+    gate.run(400_000);
+    gate.park("t2", 1_000_002);
+    match gate.view().notices.as_slice() {
+        [
+            Notice::LargerThanAnyPool {
+                since, reservation, ..
+            },
+        ] => {
+            assert_eq!((*since, reservation.get()), (first, 1_000_002));
+        }
+        other => panic!("{other:?}"),
+    }
+    gate.run(599_500);
+    assert_eq!(gate.view().notices.len(), 1);
+    gate.run(1_000);
+    assert_eq!(gate.view().notices, []);
+}
