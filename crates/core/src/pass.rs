@@ -241,25 +241,33 @@ impl Turn {
     /// Section 9: ended tickets are remembered for a while. Their rows go with a later batch.
     pub(crate) fn forget_finished(&mut self) {
         for _ in 0..DECISIONS_PER_TURN {
-            let Some(row) = self.machine.state.next_forgotten(self.now) else {
+            let Some(row) = self.machine.state.too_old(self.now) else {
                 break;
             };
-            let kept = self
-                .machine
-                .state
-                .row(row)
-                .is_some_and(|ticket| !is_remembered_in_memory_only(ticket));
-            self.machine.presences.clear(row);
-            self.machine.state.remove(row);
-            if kept {
-                self.machine.forgotten.push(row);
-            }
+            self.forget(row);
+        }
+        // No more than this turn has ended.
+        while let Some(row) = self.machine.state.one_too_many() {
+            self.forget(row);
         }
         let now = self.now;
         self.machine.notices.retain(|notice| match notice {
             Notice::LargerThanAnyPool { last, .. } => !now.reached(last.after(NOTICE_FOR)),
             Notice::UnknownLabel { .. } => true,
         });
+    }
+
+    fn forget(&mut self, row: RowNo) {
+        let kept = self
+            .machine
+            .state
+            .row(row)
+            .is_some_and(|ticket| !is_remembered_in_memory_only(ticket));
+        self.machine.presences.clear(row);
+        self.machine.state.remove(row);
+        if kept {
+            self.machine.forgotten.push(row);
+        }
     }
 
     /// Adds what rides along: renewals, forgotten rows, counters. Alone they cause a commit only

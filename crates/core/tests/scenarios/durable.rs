@@ -386,3 +386,21 @@ fn dur6_the_view() {
         Outcome::Admit { .. }
     ));
 }
+
+/// Section 9: the bound holds after every turn, also after one that ends more tickets than a turn
+/// makes decisions.
+#[test]
+fn dur2_the_bound_of_finished_tickets_holds_after_every_turn() {
+    let mut gate = Gate::new();
+    gate.turn(
+        (0..FINISHED_MAX)
+            .map(|n| Command::Cancel(ticket(&n.to_string())))
+            .collect(),
+    );
+    gate.turn(
+        (0..6_000)
+            .map(|n| Command::Cancel(ticket(&format!("more {n}"))))
+            .collect(),
+    );
+    assert_eq!(gate.machine().kept().tickets.len(), FINISHED_MAX);
+}
