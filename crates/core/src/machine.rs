@@ -174,7 +174,6 @@ impl Machine {
         let writes = [
             tally_dirty.then(|| self.tally_stored_at.after(TALLY_EVERY)),
             self.renewed_since.map(|since| since.after(RENEWALS_EVERY)),
-            self.state.forget_at(),
         ];
         if let Some(hold) = self.hold {
             let writes = writes.into_iter().flatten().min();
@@ -182,6 +181,7 @@ impl Machine {
         }
         let clock = self.state.clocks.first().map(|(since, _)| *since);
         let deadlines = [
+            self.state.forget_at(),
             self.state.ledger.first_end().map(|(at, _)| at),
             self.presences.first_deadline().map(|(at, _)| at),
             clock.map(|since| since.after(self.policy.max_wait)),

@@ -240,8 +240,9 @@ impl Turn {
 
     /// Section 9: ended tickets are remembered for a while. Their rows go with a later batch.
     pub(crate) fn forget_finished(&mut self) {
+        let judged_at = self.machine.judged_at();
         for _ in 0..DECISIONS_PER_TURN {
-            let Some(row) = self.machine.state.too_old(self.now) else {
+            let Some(row) = self.machine.state.too_old(judged_at) else {
                 break;
             };
             self.forget(row);

@@ -2,7 +2,7 @@
 
 use kvgate_core::command::Command;
 use kvgate_core::decision::{BypassReason, DegradedReason};
-use kvgate_core::effect::{LeaseGone, Outcome};
+use kvgate_core::effect::{LeaseGone, Outcome, ReleaseOutcome};
 use kvgate_core::tally::LeaseEnd;
 use kvgate_core::units::{Span, Timestamp};
 
@@ -352,4 +352,17 @@ fn tim3_a_pause_while_starting() {
     assert!(gate.read_lease(lease).is_ok());
     gate.round();
     assert!(gate.read_lease(lease).is_err());
+}
+
+/// TIM3: nothing is forgotten by age either before the inputs that queued up were applied.
+#[test]
+fn tim3_a_pause_does_not_age_finished_tickets() {
+    let mut gate = Gate::new();
+    let lease = gate.hold("t", 10);
+    gate.release(lease).unwrap();
+    gate.jump(1_200_000);
+    gate.turn(Vec::new());
+    assert_eq!(gate.release(lease), Ok(ReleaseOutcome::AlreadyReleased));
+    gate.round();
+    assert_eq!(gate.release(lease), Err(LeaseGone::Expired));
 }
