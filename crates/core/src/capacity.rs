@@ -188,11 +188,13 @@ impl Fleet {
         self.pace.admitted = self.pace.admitted.saturating_add(u128::from(tokens.get()));
     }
 
-    /// Takes in one reading round; returns what must be kept.
+    /// Takes in one reading round; returns what must be kept. What is stale is judged as of
+    /// `judged_at`, which is before `now` in a hold (TIM3).
     pub(crate) fn apply(
         &mut self,
         round: Round,
         now: Timestamp,
+        judged_at: Timestamp,
         policy: &Policy,
         epoch: Epoch,
         first_set: bool,
@@ -238,9 +240,9 @@ impl Fleet {
         self.pace.admitted = 0;
         self.pace.first_passed = false;
         if any_good {
-            self.judge_pace(now, policy);
+            self.judge_pace(judged_at, policy);
         }
-        self.remeasure(now, policy);
+        self.remeasure(judged_at, policy);
         self.records(&before, epochs)
     }
 
@@ -267,7 +269,7 @@ impl Fleet {
                 return;
             }
         };
-        let listed: BTreeMap<EngineId, Worker> = workers
+        let mut listed: BTreeMap<EngineId, Worker> = workers
             .into_iter()
             .map(|worker| (worker.engine.clone(), worker))
             .collect();
@@ -307,18 +309,22 @@ impl Fleet {
                 id: id.clone(),
                 role: Role::Regular,
                 worker_ids: BTreeSet::new(),
-                seen_healthy: !listed.contains_key(&id),
+                seen_healthy: false,
                 capacity: None,
                 start_mark: None,
                 joined: epochs.epoch,
             };
             self.members.insert(id, Member::new(row, now));
         }
-        for (id, worker) in listed {
-            if let Some(member) = self.members.get_mut(&id)
-                && member.take_worker(worker, now)
-            {
-                signs.insert((id, Sign::WorkerId));
+        for (id, member) in &mut self.members {
+            match listed.remove(id) {
+                Some(worker) => {
+                    if member.take_worker(worker, now) {
+                        signs.insert((id.clone(), Sign::WorkerId));
+                    }
+                }
+                // The operator's engine, of whose health nobody says anything.
+                None => member.call_healthy(),
             }
         }
     }
@@ -467,12 +473,16 @@ impl Member {
         }
     }
 
+    fn call_healthy(&mut self) {
+        self.unhealthy_since = None;
+        self.row.seen_healthy = true;
+    }
+
     /// True when the worker ids changed.
     fn take_worker(&mut self, worker: Worker, now: Timestamp) -> bool {
         self.row.role = worker.role;
         if worker.healthy {
-            self.unhealthy_since = None;
-            self.row.seen_healthy = true;
+            self.call_healthy();
         } else if self.unhealthy_since.is_none() {
             self.unhealthy_since = Some(now);
         }
@@ -554,9 +564,10 @@ impl Member {
 
     /// CAP3.
     fn counted(&self, now: Timestamp, policy: &Policy) -> bool {
-        let healthy = self.unhealthy_since.is_none_or(|since| {
-            self.row.seen_healthy && !now.reached(since.after(UNHEALTHY_AFTER))
-        });
+        let healthy = self.row.seen_healthy
+            && self
+                .unhealthy_since
+                .is_none_or(|since| !now.reached(since.after(UNHEALTHY_AFTER)));
         let has_capacity = self
             .reading
             .as_ref()

@@ -140,12 +140,20 @@ impl Machine {
     pub fn turn(mut self: Box<Self>, now: Timestamp) -> Turn {
         let now = now.max(self.last_turn);
         let gap = now.since(self.last_turn);
+        let judged_at = self.judged_at();
+        // The time between the take-over and the first turn is no pause.
+        let first = self
+            .hold
+            .is_some_and(|hold| hold.starting && hold.began_at == self.last_turn);
+        if self.hold.is_some_and(|hold| now.reached(hold.until)) {
+            self.hold = None;
+        }
         let rested = self
             .last_pause
             .is_none_or(|last| now.since(last) >= PAUSE_EVERY);
-        if gap > PAUSE_AFTER && rested && self.hold.is_none() {
+        if gap > PAUSE_AFTER && rested && !first && self.hold.is_none() {
             self.hold = Some(Hold {
-                judged_at: self.last_turn,
+                judged_at,
                 began_at: now,
                 until: now.after(gap.min(PAUSE_HOLD_MAX)),
                 starting: false,
@@ -166,7 +174,6 @@ impl Machine {
         let writes = [
             tally_dirty.then(|| self.tally_stored_at.after(TALLY_EVERY)),
             self.renewed_since.map(|since| since.after(RENEWALS_EVERY)),
-            self.state.forget_at(),
         ];
         if let Some(hold) = self.hold {
             let writes = writes.into_iter().flatten().min();
@@ -174,6 +181,7 @@ impl Machine {
         }
         let clock = self.state.clocks.first().map(|(since, _)| *since);
         let deadlines = [
+            self.state.forget_at(),
             self.state.ledger.first_end().map(|(at, _)| at),
             self.presences.first_deadline().map(|(at, _)| at),
             clock.map(|since| since.after(self.policy.max_wait)),

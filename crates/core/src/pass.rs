@@ -1,12 +1,13 @@
 //! What a turn does by itself: expiries, the queue pass, forgetting, and the seal.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::batch::Batch;
 use crate::decide::{Decision, Request};
 use crate::decision::{BypassReason, EndHow};
-use crate::effect::{Effect, Reply};
-use crate::ids::RowNo;
+use crate::effect::{Answer, Effect, Reply};
+use crate::ids::{RowNo, Seq, TicketId};
 use crate::machine::is_remembered_in_memory_only;
 use crate::policy::{DECISIONS_PER_TURN, NOTICE_FOR, RENEWALS_EVERY, TALLY_EVERY};
 use crate::presence::Presence;
@@ -17,14 +18,6 @@ use crate::turn::{LeavingKind, Turn};
 use crate::view::Notice;
 
 impl Turn {
-    pub(crate) fn end_hold_by_time(&mut self) {
-        if let Some(hold) = self.machine.hold
-            && self.now.reached(hold.until)
-        {
-            self.machine.hold = None;
-        }
-    }
-
     pub(crate) fn remeasure(&mut self) {
         let judged_at = self.machine.judged_at();
         let machine = &mut *self.machine;
@@ -207,10 +200,25 @@ impl Turn {
         self.effects.push(Effect::Decided { seq, answer });
     }
 
-    /// TIC2: a call that ends with the turn is told where its ticket stands; its caller is away from now on.
+    /// TIC2: a call that ends with the turn is told where its ticket stands; its caller is away from
+    /// now on. When the turn decided the ticket, it is told that, with the number of the decision.
     pub(crate) fn answer_leaving(&mut self) {
+        let leaving = core::mem::take(&mut self.leaving);
+        if leaving.is_empty() {
+            return;
+        }
         let grace = self.machine.policy.claim_grace;
-        for leaving in core::mem::take(&mut self.leaving) {
+        let decided: BTreeMap<TicketId, (Seq, Answer)> = self
+            .effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Decided { seq, answer } => {
+                    Some((answer.ticket.clone(), (*seq, answer.clone())))
+                }
+                Effect::Reply { .. } | Effect::Parked { .. } => None,
+            })
+            .collect();
+        for leaving in leaving {
             let Some(ticket) = self.machine.state.row(leaving.row).cloned() else {
                 continue;
             };
@@ -218,50 +226,49 @@ impl Turn {
             if waits {
                 self.machine.presences.leave(ticket.row, self.now, grace);
             }
-            let answer = self.machine.first_answer(&ticket);
+            let (seq, answer) = decided.get(&ticket.id).map_or_else(
+                || (leaving.seq, self.machine.first_answer(&ticket)),
+                |(seq, answer)| (Some(*seq), answer.clone()),
+            );
             let reply = match leaving.kind {
                 LeavingKind::Acquire => Reply::Acquire(Ok(answer)),
                 LeavingKind::Leave => Reply::Left(waits.then_some(answer)),
-            };
-            // A decision of this turn stands among the effects with its own number.
-            let seq = if waits {
-                leaving.seq
-            } else {
-                self.seq_of_decision(&ticket).or(leaving.seq)
             };
             self.reply(leaving.tag, seq, reply);
         }
     }
 
-    fn seq_of_decision(&self, ticket: &Ticket) -> Option<crate::ids::Seq> {
-        self.effects.iter().rev().find_map(|effect| match effect {
-            Effect::Decided { seq, answer } if answer.ticket == ticket.id => Some(*seq),
-            Effect::Decided { .. } | Effect::Reply { .. } | Effect::Parked { .. } => None,
-        })
-    }
-
     /// Section 9: ended tickets are remembered for a while. Their rows go with a later batch.
     pub(crate) fn forget_finished(&mut self) {
+        let judged_at = self.machine.judged_at();
         for _ in 0..DECISIONS_PER_TURN {
-            let Some(row) = self.machine.state.next_forgotten(self.now) else {
+            let Some(row) = self.machine.state.too_old(judged_at) else {
                 break;
             };
-            let kept = self
-                .machine
-                .state
-                .row(row)
-                .is_some_and(|ticket| !is_remembered_in_memory_only(ticket));
-            self.machine.presences.clear(row);
-            self.machine.state.remove(row);
-            if kept {
-                self.machine.forgotten.push(row);
-            }
+            self.forget(row);
+        }
+        // No more than this turn has ended.
+        while let Some(row) = self.machine.state.one_too_many() {
+            self.forget(row);
         }
         let now = self.now;
         self.machine.notices.retain(|notice| match notice {
-            Notice::LargerThanAnyPool { since, .. } => !now.reached(since.after(NOTICE_FOR)),
+            Notice::LargerThanAnyPool { last, .. } => !now.reached(last.after(NOTICE_FOR)),
             Notice::UnknownLabel { .. } => true,
         });
+    }
+
+    fn forget(&mut self, row: RowNo) {
+        let kept = self
+            .machine
+            .state
+            .row(row)
+            .is_some_and(|ticket| !is_remembered_in_memory_only(ticket));
+        self.machine.presences.clear(row);
+        self.machine.state.remove(row);
+        if kept {
+            self.machine.forgotten.push(row);
+        }
     }
 
     /// Adds what rides along: renewals, forgotten rows, counters. Alone they cause a commit only

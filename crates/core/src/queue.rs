@@ -212,14 +212,12 @@ mod tests {
                     plain.retain(|(other, _)| *other != row);
                     prop_assert_eq!(queue.remove(row), plain.len() < before);
                 }
-                prop_assert_eq!(queue.len(), plain.len() as u64);
+                prop_assert_eq!(queue.len(), u64::try_from(plain.len()).unwrap());
                 prop_assert_eq!(queue.head(), plain.first().map(|(row, _)| *row));
-                let mut count = 0u64;
                 let mut sum = 0u128;
-                for (row, tokens) in &plain {
+                for (count, (row, tokens)) in (0u64..).zip(&plain) {
                     prop_assert_eq!(queue.ahead(*row), Some((count, sum)));
-                    count += 1;
-                    sum += u128::from(tokens.get());
+                    sum = sum.saturating_add(u128::from(tokens.get()));
                 }
                 prop_assert_eq!(queue.tokens(), sum);
                 prop_assert_eq!(queue.ahead(RowNo(u64::MAX)), None);

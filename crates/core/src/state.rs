@@ -250,11 +250,16 @@ impl State {
         self.starts.back().map_or(0, |start| start.salt)
     }
 
-    /// The next ended ticket to forget: too old, or one too many (section 9).
-    pub(crate) fn next_forgotten(&self, now: Timestamp) -> Option<RowNo> {
+    /// The oldest ended ticket, when it is old enough to be forgotten (section 9).
+    pub(crate) fn too_old(&self, now: Timestamp) -> Option<RowNo> {
         let (at, row) = self.finished.first()?;
-        let due = now.reached(at.after(FINISHED_FOR)) || self.finished.len() > FINISHED_MAX;
-        due.then_some(*row)
+        now.reached(at.after(FINISHED_FOR)).then_some(*row)
+    }
+
+    /// The oldest ended ticket, when there is one too many (section 9).
+    pub(crate) fn one_too_many(&self) -> Option<RowNo> {
+        let (_, row) = self.finished.first()?;
+        (self.finished.len() > FINISHED_MAX).then_some(*row)
     }
 
     /// When the next ended ticket is forgotten by age.
@@ -269,6 +274,10 @@ impl State {
 
     /// All tickets by row: for tests of recovery, never on a command's way.
     #[cfg(any(test, feature = "check"))]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the rows are put in order before anybody sees them"
+    )]
     pub(crate) fn tickets(&self) -> alloc::collections::BTreeMap<RowNo, Ticket> {
         self.rows
             .iter()

@@ -53,14 +53,17 @@ pub(crate) enum LeavingKind {
 
 impl Turn {
     pub(crate) fn begin(machine: Box<Machine>, now: Timestamp) -> Self {
-        Self {
+        let mut turn = Self {
             machine,
             now,
             records: Vec::new(),
             effects: Vec::new(),
             leaving: Vec::new(),
             commands: 0,
-        }
+        };
+        // Arrivals are decided by what is fresh now.
+        turn.remeasure_when_due();
+        turn
     }
 
     /// Handles one command. The returned tag marks its answer among the effects: the number of
@@ -118,8 +121,6 @@ impl Turn {
     /// Ends the turn: expiries, queue pass, answers of calls that end with it.
     #[must_use]
     pub fn finish(mut self) -> Batch {
-        self.end_hold_by_time();
-        self.remeasure_when_due();
         self.expire_and_pass();
         self.answer_leaving();
         self.forget_finished();
@@ -195,7 +196,8 @@ impl Turn {
         self.reply(tag, None, Reply::Acquire(Err(why)));
     }
 
-    /// What a decided ticket is told when it asks again. It claims a grant, and marks a bypass as told (TIC4).
+    /// What a decided ticket is told when it asks again. An acquire claims a grant; the answer to a
+    /// watch is on its way and may be lost yet. A bypass is told (TIC4).
     fn told_again(&mut self, ticket: &Ticket, acquire: Option<&Acquire>) -> Answer {
         let mut answer = self.machine.answer(ticket);
         // A marker that stood before its acquire answers with what the acquire brought.
@@ -205,7 +207,12 @@ impl Turn {
         }
         match &ticket.stage {
             Stage::Waiting { .. } => {}
-            Stage::Held(_) => self.claim(ticket),
+            Stage::Held(_) if acquire.is_some() => self.claim(ticket),
+            Stage::Held(_) => {
+                if self.machine.presences.get(ticket.row).is_some() {
+                    self.machine.presences.set(ticket.row, Presence::InFlight);
+                }
+            }
             Stage::Ended(_) => {
                 self.machine.presences.clear(ticket.row);
             }
@@ -262,7 +269,7 @@ impl Turn {
         match decision {
             Decision::Admit => {
                 let seq = self.next_seq();
-                let granted = self.grant(ticket, None);
+                let granted = self.grant(ticket, since);
                 self.machine.presences.set(row, Presence::InFlight);
                 let answer = self.machine.first_answer(&granted);
                 self.reply_acquire(tag, Some(seq), answer);
@@ -282,7 +289,7 @@ impl Turn {
                         how: EndHow::Bypassed(reason),
                         lease: None,
                         since: None,
-                        waited: Span::ZERO,
+                        waited: since.map_or(Span::ZERO, |since| self.now.since(since)),
                         epoch: self.machine.state.epoch,
                     }),
                     ..ticket
@@ -355,9 +362,14 @@ impl Turn {
         }
         let now = self.now;
         let notices = &mut self.machine.notices;
+        let first = notices.iter().find_map(|notice| match notice {
+            Notice::LargerThanAnyPool { since, .. } => Some(*since),
+            Notice::UnknownLabel { .. } => None,
+        });
         notices.retain(|notice| !matches!(notice, Notice::LargerThanAnyPool { .. }));
         notices.push(Notice::LargerThanAnyPool {
-            since: now,
+            since: first.unwrap_or(now),
+            last: now,
             reservation,
             largest_pool,
         });
@@ -677,11 +689,13 @@ impl Turn {
         {
             self.machine.hold = None;
         }
+        let judged_at = self.machine.judged_at();
         let machine = &mut *self.machine;
         let first_set = machine.state.epochs().is_empty();
         let records = machine.fleet.apply(
             round,
             self.now,
+            judged_at,
             &machine.policy,
             machine.state.epoch,
             first_set,

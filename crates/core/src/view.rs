@@ -62,7 +62,9 @@ pub enum Notice {
     LargerThanAnyPool {
         /// First time.
         since: Timestamp,
-        /// The reservation.
+        /// Last time; the notice goes some time after it.
+        last: Timestamp,
+        /// The reservation of the last time.
         reservation: Tokens,
         /// The largest pool.
         largest_pool: Tokens,

@@ -1,0 +1,681 @@
+//! A gate on virtual time with a store in memory: short words for given, command and answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kvgate_core::batch::Committed;
+use kvgate_core::capacity::FleetConfig;
+use kvgate_core::command::{Acquire, Command, Delivery};
+use kvgate_core::decision::{BypassReason, CancelReason, Scope, WaitReason};
+use kvgate_core::effect::{
+    AcquireRefused, Answer, CancelOutcome, Effect, LeaseGone, LeaseView, Outcome, ReleaseOutcome,
+    Reply, TicketView, WaitStatus, Watched,
+};
+use kvgate_core::ids::{EngineId, LeaseId, Seq, SessionId, TicketId};
+use kvgate_core::machine::{Machine, StartParams};
+use kvgate_core::memory::MemoryStore;
+use kvgate_core::policy::{AdmissionScope, Policy};
+use kvgate_core::reading::{
+    EngineKind, ReadFailure, Reading, Role, Round, RouterAnswer, RouterFailure, Source, StartMark,
+    TokenCounters, Worker,
+};
+use kvgate_core::store::{Commit, Store};
+use kvgate_core::ticket::Sent;
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
+use kvgate_core::view::View;
+
+/// Where virtual time begins, in milliseconds.
+pub const T0: u64 = 1_700_000_000_000;
+
+pub fn tokens(count: u64) -> Tokens {
+    Tokens::new(count).unwrap()
+}
+
+pub fn ticket(name: &str) -> TicketId {
+    TicketId::new(name).unwrap()
+}
+
+pub fn session(name: &str) -> SessionId {
+    SessionId::new(name).unwrap()
+}
+
+pub fn engine(name: &str) -> EngineId {
+    EngineId::new(&format!("http://{name}:30000"))
+}
+
+/// Admission on, for training and evaluation; otherwise the defaults: headroom 0.9, threshold
+/// 0.92, maximum wait 30 s, claim grace 10 s, readings fresh for 6 s.
+pub fn admission_on() -> Policy {
+    Policy {
+        program_admission: true,
+        scope: AdmissionScope::All,
+        ..Policy::default()
+    }
+    .validated()
+    .unwrap()
+}
+
+/// An acquire of session `s` in scope train with a life of 600 s whose call stays open.
+pub fn acquire(name: &str, reservation: u64) -> Acquire {
+    Acquire {
+        ticket: ticket(name),
+        session: session("s"),
+        sent: Sent::Sum(tokens(reservation)),
+        scope: Scope::Train,
+        protected: false,
+        ttl: Span::from_secs(600),
+        client: None,
+        request_id: None,
+        stays: true,
+    }
+}
+
+/// What an engine shows in the rounds from now on.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    pub listed: bool,
+    pub role: Role,
+    pub healthy: bool,
+    pub worker_ids: Vec<&'static str>,
+    pub answers: bool,
+    pub capacity: u64,
+    pub usage: Option<u32>,
+    pub running: Option<u64>,
+    pub queued: Option<u64>,
+    pub counters: Option<(u64, u64)>,
+    pub mark: Option<u64>,
+    pub unknown_label: bool,
+}
+
+impl Engine {
+    /// A healthy engine at half its pool.
+    pub fn of(capacity: u64) -> Self {
+        Self {
+            listed: true,
+            role: Role::Regular,
+            healthy: true,
+            worker_ids: Vec::new(),
+            answers: true,
+            capacity,
+            usage: Some(500_000),
+            running: Some(1),
+            queued: Some(0),
+            counters: None,
+            mark: None,
+            unknown_label: false,
+        }
+    }
+
+    fn reading(&self) -> Result<Reading, ReadFailure> {
+        if !self.answers {
+            return Err(ReadFailure::Timeout);
+        }
+        Ok(Reading {
+            kind: EngineKind::Sglang,
+            source: Source::Loads,
+            capacity: tokens(self.capacity),
+            largest_pool: tokens(self.capacity),
+            usage: self.usage.map(|usage| Ppm::new(usage).unwrap()),
+            used: None,
+            evictable: None,
+            available: None,
+            running: self.running,
+            queued: self.queued,
+            ranks: 1,
+            counters: self
+                .counters
+                .map(|(prompt, generation)| TokenCounters { prompt, generation }),
+            unknown_label: self.unknown_label,
+        })
+    }
+}
+
+/// What the router does in the rounds from now on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Router {
+    None,
+    Lists,
+    Empty,
+    Silent,
+}
+
+/// A store that loses its disk.
+pub struct FailingStore;
+
+impl Store for FailingStore {
+    type Error = &'static str;
+
+    fn commit(&mut self, _: Commit<'_>) -> Result<(), Self::Error> {
+        Err("disk full")
+    }
+}
+
+/// What one command was told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Told {
+    Parked,
+    Reply(Reply),
+}
+
+/// The gate, its store, its clock and its fleet.
+pub struct Gate {
+    machine: Option<Box<Machine>>,
+    pub store: MemoryStore,
+    pub now: u64,
+    pub salt: u64,
+    pub seed: u64,
+    pub policy: Policy,
+    pub static_engines: BTreeSet<EngineId>,
+    pub router: Router,
+    pub engines: BTreeMap<&'static str, Engine>,
+    /// Decisions of the queue since they were last taken.
+    pub decided: Vec<(Seq, Answer)>,
+    /// All numbers of changes so far, in the order of the answers.
+    pub seqs: Vec<Seq>,
+}
+
+impl Gate {
+    /// Started on an empty store; nothing was read yet.
+    pub fn unread(policy: Policy) -> Self {
+        let mut gate = Self {
+            machine: None,
+            store: MemoryStore::default(),
+            now: T0,
+            salt: 100,
+            seed: 7,
+            policy,
+            static_engines: BTreeSet::new(),
+            router: Router::Lists,
+            engines: BTreeMap::new(),
+            decided: Vec::new(),
+            seqs: Vec::new(),
+        };
+        gate.start();
+        gate
+    }
+
+    /// Started, with one engine `a` of a million tokens read: the ceiling is 900,000.
+    pub fn with(policy: Policy) -> Self {
+        let mut gate = Self::unread(policy);
+        gate.engines.insert("a", Engine::of(1_000_000));
+        gate.round();
+        gate
+    }
+
+    pub fn new() -> Self {
+        Self::with(admission_on())
+    }
+
+    pub fn start(&mut self) {
+        self.salt += 1;
+        let params = StartParams {
+            now: Timestamp::from_millis(self.now),
+            salt: self.salt,
+            seed: self.seed,
+            policy: self.policy.clone(),
+            fleet: FleetConfig {
+                has_router: self.router != Router::None,
+                static_engines: self.static_engines.clone(),
+            },
+        };
+        let batch = Machine::restore(self.store.image(), params);
+        let Ok(committed) = batch.commit(&mut self.store);
+        self.take(committed);
+    }
+
+    /// A crash `down_ms` long, a start, and its first reading round.
+    pub fn restart(&mut self, down_ms: u64) {
+        self.crash(down_ms);
+        self.round();
+    }
+
+    /// A crash `down_ms` long and a start; nothing is read yet.
+    pub fn crash(&mut self, down_ms: u64) {
+        self.machine = None;
+        self.decided.clear();
+        self.now += down_ms;
+        self.start();
+    }
+
+    pub fn machine(&self) -> &Machine {
+        self.machine.as_ref().unwrap()
+    }
+
+    pub fn view(&self) -> View {
+        self.machine().view()
+    }
+
+    pub fn policy(&self) -> Policy {
+        (*self.view().policy).clone()
+    }
+
+    fn take(&mut self, committed: Committed) -> Vec<Effect> {
+        self.machine = Some(committed.machine);
+        for effect in &committed.effects {
+            match effect {
+                Effect::Decided { seq, answer } => {
+                    self.seqs.push(*seq);
+                    self.decided.push((*seq, answer.clone()));
+                }
+                Effect::Reply { seq, .. } | Effect::Parked { seq, .. } => self.seqs.extend(*seq),
+            }
+        }
+        committed.effects
+    }
+
+    /// One turn of these commands, committed.
+    pub fn turn(&mut self, commands: Vec<Command>) -> Vec<Effect> {
+        let mut turn = self
+            .machine
+            .take()
+            .unwrap()
+            .turn(Timestamp::from_millis(self.now));
+        for command in commands {
+            turn.handle(command);
+        }
+        let Ok(committed) = turn.finish().commit(&mut self.store);
+        self.take(committed)
+    }
+
+    /// One turn of these commands; what each of them was told.
+    pub fn tell_all(&mut self, commands: Vec<Command>) -> Vec<(Option<Seq>, Told)> {
+        let count = commands.len();
+        let mut told: Vec<Option<(Option<Seq>, Told)>> = vec![None; count];
+        for effect in self.turn(commands) {
+            match effect {
+                Effect::Reply { tag, seq, reply } => {
+                    let slot = told.get_mut(tag.0).unwrap();
+                    assert!(slot.is_none(), "a command is answered once");
+                    *slot = Some((seq, Told::Reply(reply)));
+                }
+                Effect::Parked { tag, seq } => {
+                    let slot = told.get_mut(tag.0).unwrap();
+                    assert!(slot.is_none(), "a command is answered once");
+                    *slot = Some((seq, Told::Parked));
+                }
+                Effect::Decided { .. } => {}
+            }
+        }
+        told.into_iter()
+            .map(|one| one.expect("every command is answered in its turn"))
+            .collect()
+    }
+
+    pub fn tell(&mut self, command: Command) -> (Option<Seq>, Told) {
+        self.tell_all(vec![command]).remove(0)
+    }
+
+    /// A turn whose commit fails: the machine and the effects are gone.
+    pub fn fail(&mut self, commands: Vec<Command>) -> &'static str {
+        let mut turn = self
+            .machine
+            .take()
+            .unwrap()
+            .turn(Timestamp::from_millis(self.now));
+        for command in commands {
+            turn.handle(command);
+        }
+        turn.finish().commit(&mut FailingStore).unwrap_err()
+    }
+
+    /// The last turn of an orderly stop.
+    pub fn stop(&mut self) {
+        let turn = self
+            .machine
+            .take()
+            .unwrap()
+            .turn(Timestamp::from_millis(self.now));
+        let Ok(_) = turn.finish_last().commit(&mut self.store);
+    }
+
+    // ---- time ----------------------------------------------------------------------------
+
+    /// Time passes in turns of half a second, with a reading round each second.
+    pub fn run(&mut self, ms: u64) {
+        self.pass(ms, true);
+    }
+
+    /// The same without any reading.
+    pub fn unread_for(&mut self, ms: u64) {
+        self.pass(ms, false);
+    }
+
+    fn pass(&mut self, ms: u64, rounds: bool) {
+        let end = self.now + ms;
+        let mut since_round = 0;
+        while self.now < end {
+            let step = 500.min(end - self.now);
+            self.now += step;
+            since_round += step;
+            if rounds && since_round >= 1_000 {
+                since_round = 0;
+                self.round();
+            } else {
+                self.turn(Vec::new());
+            }
+        }
+    }
+
+    /// Time passes without a turn.
+    pub fn jump(&mut self, ms: u64) {
+        self.now += ms;
+    }
+
+    /// Turns at the deadlines that the machine names, until it names none up to `until`.
+    pub fn drain_until(&mut self, until: u64) {
+        let mut turns = 0;
+        while let Some(deadline) = self.machine().next_deadline() {
+            if deadline.millis() > until {
+                break;
+            }
+            self.now = self.now.max(deadline.millis());
+            self.turn(Vec::new());
+            turns += 1;
+            assert!(
+                turns < 10_000,
+                "the machine names a deadline that it does not serve"
+            );
+        }
+    }
+
+    // ---- fleet ---------------------------------------------------------------------------
+
+    pub fn engine(&mut self, name: &'static str) -> &mut Engine {
+        self.engines.get_mut(name).unwrap()
+    }
+
+    pub fn round_of(&self, began_at: u64) -> Round {
+        let workers = || {
+            self.engines
+                .iter()
+                .filter(|(_, engine)| engine.listed)
+                .map(|(name, shown)| Worker {
+                    engine: engine(name),
+                    role: shown.role,
+                    healthy: shown.healthy,
+                    worker_ids: shown.worker_ids.iter().map(|id| Arc::from(*id)).collect(),
+                })
+                .collect()
+        };
+        Round {
+            began_at: Timestamp::from_millis(began_at),
+            router: match self.router {
+                Router::None => None,
+                Router::Lists => Some(RouterAnswer::Workers(workers())),
+                Router::Empty => Some(RouterAnswer::Workers(Vec::new())),
+                Router::Silent => Some(RouterAnswer::Failed(RouterFailure::Timeout)),
+            },
+            readings: self
+                .engines
+                .iter()
+                .map(|(name, shown)| (engine(name), shown.reading()))
+                .collect(),
+            start_marks: self
+                .engines
+                .iter()
+                .filter_map(|(name, shown)| Some((engine(name), StartMark(shown.mark?))))
+                .collect(),
+        }
+    }
+
+    /// One reading round that begins and ends now.
+    pub fn round(&mut self) -> Option<Seq> {
+        let round = self.round_of(self.now);
+        self.tell(Command::Round(round)).0
+    }
+
+    pub fn ceiling(&self) -> u64 {
+        self.view().measure.ceiling.get()
+    }
+
+    pub fn full_ceiling(&self) -> u64 {
+        self.view().measure.full_ceiling.get()
+    }
+
+    /// The fleet's pressure in millionths.
+    pub fn pressure(&self) -> Option<u32> {
+        let measure = self.view().measure;
+        measure.pressure.as_ref().map(|(worst, _)| worst.get())
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.view().epoch.0
+    }
+
+    pub fn reserved(&self) -> u64 {
+        self.view().reserved.get()
+    }
+
+    pub fn waiting(&self) -> u64 {
+        self.view().waiting
+    }
+
+    // ---- commands ------------------------------------------------------------------------
+
+    pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
+        let mut policy = self.policy();
+        change(&mut policy);
+        self.policy = policy.clone();
+        self.tell(Command::Configure(policy));
+    }
+
+    /// An acquire as [`acquire`] makes it.
+    pub fn ask(&mut self, name: &str, reservation: u64) -> Told {
+        self.ask_as(acquire(name, reservation))
+    }
+
+    pub fn ask_as(&mut self, acquire: Acquire) -> Told {
+        self.tell(Command::Acquire(acquire)).1
+    }
+
+    /// An acquire that must be admitted; its answer was delivered.
+    pub fn hold(&mut self, name: &str, reservation: u64) -> LeaseId {
+        self.hold_as(acquire(name, reservation))
+    }
+
+    pub fn hold_as(&mut self, acquire: Acquire) -> LeaseId {
+        let ticket = acquire.ticket.clone();
+        let lease = admitted(&self.ask_as(acquire));
+        self.deliver(ticket.as_str(), Some(lease));
+        lease
+    }
+
+    /// An acquire that must wait with its call open.
+    pub fn park(&mut self, name: &str, reservation: u64) {
+        let told = self.ask(name, reservation);
+        assert_eq!(told, Told::Parked, "{name} waits");
+    }
+
+    pub fn deliver(&mut self, name: &str, lease: Option<LeaseId>) {
+        self.tell(Command::Delivered(Delivery {
+            ticket: ticket(name),
+            lease,
+        }));
+    }
+
+    pub fn undeliver(&mut self, name: &str, lease: Option<LeaseId>) {
+        self.tell(Command::Undelivered(Delivery {
+            ticket: ticket(name),
+            lease,
+        }));
+    }
+
+    pub fn gone(&mut self, name: &str) {
+        self.tell(Command::Gone(ticket(name)));
+    }
+
+    pub fn leave(&mut self, name: &str) -> Option<Answer> {
+        match self.tell(Command::Leave(ticket(name))).1 {
+            Told::Reply(Reply::Left(answer)) => answer,
+            other => panic!("not an end of a call: {other:?}"),
+        }
+    }
+
+    pub fn release(&mut self, lease: LeaseId) -> Result<ReleaseOutcome, LeaseGone> {
+        match self.tell(Command::Release(lease)).1 {
+            Told::Reply(Reply::Release(outcome)) => outcome,
+            other => panic!("not a release: {other:?}"),
+        }
+    }
+
+    pub fn renew(&mut self, lease: LeaseId) -> Result<LeaseView, LeaseGone> {
+        self.renew_for(lease, None)
+    }
+
+    pub fn renew_for(&mut self, lease: LeaseId, ttl: Option<Span>) -> Result<LeaseView, LeaseGone> {
+        match self.tell(Command::Renew { lease, ttl }).1 {
+            Told::Reply(Reply::Lease(view)) => view,
+            other => panic!("not a renewal: {other:?}"),
+        }
+    }
+
+    pub fn read_lease(&mut self, lease: LeaseId) -> Result<LeaseView, LeaseGone> {
+        match self.tell(Command::ReadLease(lease)).1 {
+            Told::Reply(Reply::Lease(view)) => view,
+            other => panic!("not a lease: {other:?}"),
+        }
+    }
+
+    pub fn revoke(&mut self, lease: LeaseId) -> Result<(), LeaseGone> {
+        match self.tell(Command::Revoke(lease)).1 {
+            Told::Reply(Reply::Revoke(outcome)) => outcome,
+            other => panic!("not a revocation: {other:?}"),
+        }
+    }
+
+    pub fn cancel(&mut self, name: &str) -> CancelOutcome {
+        match self.tell(Command::Cancel(ticket(name))).1 {
+            Told::Reply(Reply::Cancel(outcome)) => outcome,
+            other => panic!("not a cancel: {other:?}"),
+        }
+    }
+
+    pub fn read(&mut self, name: &str) -> Option<TicketView> {
+        match self.tell(Command::ReadTicket(ticket(name))).1 {
+            Told::Reply(Reply::Ticket(view)) => view,
+            other => panic!("not a ticket: {other:?}"),
+        }
+    }
+
+    pub fn watch(&mut self, names: &[&str]) -> Vec<Watched> {
+        let tickets = names.iter().map(|name| ticket(name)).collect();
+        match self.tell(Command::Watch(tickets)).1 {
+            Told::Reply(Reply::Watch(watched)) => {
+                watched.into_iter().map(|(_, watched)| watched).collect()
+            }
+            other => panic!("not a watch: {other:?}"),
+        }
+    }
+
+    /// The decisions of the queue since the last call, as ticket and outcome.
+    pub fn decisions(&mut self) -> Vec<(String, Outcome)> {
+        std::mem::take(&mut self.decided)
+            .into_iter()
+            .map(|(_, answer)| (answer.ticket.as_str().to_owned(), answer.outcome))
+            .collect()
+    }
+
+    /// The tickets that the queue admitted since the last call, with their leases.
+    pub fn grants(&mut self) -> Vec<(String, LeaseId)> {
+        self.decisions()
+            .into_iter()
+            .filter_map(|(name, outcome)| match outcome {
+                Outcome::Admit { lease, .. } => Some((name, lease)),
+                Outcome::Bypass(_) | Outcome::Cancelled(_) | Outcome::Wait(_) => None,
+            })
+            .collect()
+    }
+
+    // ---- counters ------------------------------------------------------------------------
+
+    pub fn admits(&self) -> u64 {
+        self.view()
+            .tally
+            .scopes
+            .iter()
+            .map(|scope| scope.admit)
+            .sum()
+    }
+
+    pub fn waits(&self) -> u64 {
+        let tally = self.view().tally;
+        tally.scopes.iter().flat_map(|scope| scope.wait).sum()
+    }
+
+    pub fn bypasses(&self, reason: BypassReason) -> u64 {
+        let tally = self.view().tally;
+        tally
+            .scopes
+            .iter()
+            .map(|scope| scope.bypasses(reason))
+            .sum()
+    }
+
+    pub fn cancels(&self) -> u64 {
+        let tally = self.view().tally;
+        tally.scopes.iter().flat_map(|scope| scope.cancelled).sum()
+    }
+}
+
+/// The answer to an acquire.
+pub fn answer(told: &Told) -> Answer {
+    match told {
+        Told::Reply(Reply::Acquire(Ok(answer))) => answer.clone(),
+        other => panic!("not an answer: {other:?}"),
+    }
+}
+
+pub fn refusal(told: &Told) -> AcquireRefused {
+    match told {
+        Told::Reply(Reply::Acquire(Err(refused))) => *refused,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+pub fn admitted(told: &Told) -> LeaseId {
+    match answer(told).outcome {
+        Outcome::Admit { lease, .. } => lease,
+        other => panic!("not admitted: {other:?}"),
+    }
+}
+
+pub fn bypassed(told: &Told) -> BypassReason {
+    match answer(told).outcome {
+        Outcome::Bypass(reason) => reason,
+        other => panic!("not bypassed: {other:?}"),
+    }
+}
+
+pub fn cancelled(told: &Told) -> CancelReason {
+    match answer(told).outcome {
+        Outcome::Cancelled(reason) => reason,
+        other => panic!("not cancelled: {other:?}"),
+    }
+}
+
+pub fn status(answer: &Answer) -> WaitStatus {
+    match &answer.outcome {
+        Outcome::Wait(status) => *status,
+        other => panic!("does not wait: {other:?}"),
+    }
+}
+
+/// Where a waiter stands, read without side effects.
+pub fn place(gate: &mut Gate, name: &str) -> WaitStatus {
+    match gate.read(name) {
+        Some(TicketView::Answer(answer)) => status(&answer),
+        other => panic!("{name} does not wait: {other:?}"),
+    }
+}
+
+pub fn reason_of(gate: &mut Gate, name: &str) -> WaitReason {
+    place(gate, name).reason
+}
+
+/// What a watch says of a decided ticket.
+pub fn watched_answer(watched: &Watched) -> Answer {
+    match watched {
+        Watched::Decided(answer) => answer.clone(),
+        other => panic!("not decided: {other:?}"),
+    }
+}
