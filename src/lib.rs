@@ -4,4 +4,5 @@
 
 pub mod clock;
 pub mod gate;
+pub mod http;
 pub mod store;

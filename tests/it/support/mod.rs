@@ -1,0 +1,3 @@
+//! What the tests of the service share.
+
+pub mod app;
