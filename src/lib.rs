@@ -2,12 +2,15 @@
 //!
 //! `docs/ARCHITECTURE.md` has the map of the rooms and the walks through them.
 
+pub mod boot;
 pub mod check;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod demo;
 pub mod fleet;
 pub mod gate;
+pub mod http;
 pub mod store;
 pub mod telemetry;
 pub mod web;

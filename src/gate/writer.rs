@@ -176,6 +176,7 @@ where
         view: view_sender,
         stats,
         waiters: Waiters::default(),
+        draining: false,
         store: PhantomData,
     };
     std::thread::Builder::new()
@@ -246,6 +247,8 @@ struct Writer<S, O> {
     view: watch::Sender<Arc<View>>,
     stats: CommitStats,
     waiters: Waiters,
+    /// An orderly stop has begun: no call waits any more.
+    draining: bool,
     store: PhantomData<fn() -> S>,
 }
 
@@ -428,6 +431,10 @@ where
                 acquire,
                 reply,
             } => {
+                if self.draining {
+                    drop(reply.send(Err(GateError::Draining)));
+                    return None;
+                }
                 let ticket = acquire.ticket.clone();
                 turn.handle(Command::Acquire(acquire));
                 answerers.push(Answerer::Acquire {
@@ -441,6 +448,10 @@ where
                 tickets,
                 reply,
             } => {
+                if self.draining {
+                    drop(reply.send(Err(GateError::Draining)));
+                    return None;
+                }
                 turn.handle(Command::Watch(tickets));
                 answerers.push(Answerer::Watch { slot, reply });
             }
@@ -455,10 +466,16 @@ where
                 turn.handle(command);
                 answerers.push(Answerer::Nobody);
             }
-            Message::RefuseWaiting => self.waiters.refuse_all(GateError::Draining),
+            Message::RefuseWaiting => self.refuse_waiting(),
             Message::Close { done } => return Some(done),
         }
         None
+    }
+
+    /// Ends every open call, and those that this turn is about to park.
+    fn refuse_waiting(&mut self) {
+        self.draining = true;
+        self.waiters.refuse_all(GateError::Draining);
     }
 
     /// The turn is durable: answer.
@@ -518,6 +535,9 @@ where
             }
         }
         self.waiters.end_touched_watches();
+        if self.draining {
+            self.waiters.refuse_all(GateError::Draining);
+        }
         for group in groups {
             self.waiters.answer_group(group.reply, group.replies);
         }
@@ -587,7 +607,7 @@ where
                 drop(self.waiters.take_follow_ups());
             }
             Message::Signal(_) => {}
-            Message::RefuseWaiting => self.waiters.refuse_all(GateError::Draining),
+            Message::RefuseWaiting => self.refuse_waiting(),
             Message::Close { done } => return Some(done),
         }
         None

@@ -432,12 +432,7 @@ async fn a_failed_commit_reloads_from_the_store() {
             "reads show the last good state"
         );
         store.set(|control| control.failing = None);
-        gate.phases()
-            .wait_for(|phase| *phase != Phase::Unavailable)
-            .await
-            .unwrap();
-        read(&gate).await;
-        wait_for(&gate, Phase::Ready).await;
+        reopened(&gate).await;
         let expected = match failing {
             Failing::Before => 100,
             Failing::After => 300,
@@ -465,12 +460,7 @@ async fn waiting_calls_outlive_a_failed_store() {
     let cancel = gate.cancel(TicketId::new("x").unwrap()).await;
     assert_eq!(cancel.unwrap_err(), GateError::StoreUnavailable);
     store.set(|control| control.failing = None);
-    gate.phases()
-        .wait_for(|phase| *phase != Phase::Unavailable)
-        .await
-        .unwrap();
-    read(&gate).await;
-    wait_for(&gate, Phase::Ready).await;
+    reopened(&gate).await;
     gate.release(held).await.unwrap().value.unwrap();
     assert!(!call.await.unwrap().repeated);
 }

@@ -7,8 +7,14 @@
     reason = "helpers of tests may fail the test; clippy.toml allows it in test functions only"
 )]
 
+mod api_bad_input;
+mod api_contract;
+mod api_delivery;
+mod api_security;
 mod fleet_http;
 mod gate;
+mod process;
 mod readings;
 mod store;
+mod support;
 mod tidy;

@@ -1,1 +1,35 @@
-//! placeholder
+//! The wire types of kvgate's HTTP API: requests, answers and problem codes.
+//!
+//! The same types serve both ends. Requests refuse unknown fields, so that a typo is never silently
+//! ignored; answers may grow, so readers of answers take what they know. Tokens are integers, times
+//! are RFC 3339 in UTC with milliseconds, durations are seconds in fields named `*_s`.
+//!
+//! With the feature `openapi` every type also describes itself for the OpenAPI document.
+
+mod answer;
+mod batch;
+mod lease;
+mod problem;
+mod request;
+mod status;
+mod words;
+
+pub use answer::{
+    AcquireAnswer, Admit, Bypass, Cancelled, Ended, TicketAnswer, UnknownTicket, Wait, WaitResult,
+    WaitResults,
+};
+pub use batch::{BatchOperation, BatchRequest, BatchResult, BatchResults, OP_CLOSE};
+pub use lease::{CancelResult, Lease, Listing, ReleaseResult, Waiter};
+pub use problem::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
+pub use request::{
+    AcquireRequest, CancelOperation, CloseOperation, ReleaseOperation, ReleaseRequest,
+    RenewOperation, RenewRequest, WaitRequest,
+};
+pub use status::{
+    BadRouterEntry, Budget, Closes, Engine, Engines, EpochChange, Features, Health, Leases, Notice,
+    Pressure, Queue, Router, State, StoreFigures, Version,
+};
+pub use words::{
+    AdmitReason, BypassReason, CancelOutcome, CancelReason, EndReason, EngineKind, EngineRole,
+    EpochCause, ReadingSource, ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
+};

@@ -46,11 +46,18 @@ async fn a_burst_is_bounded_by_the_ledger_and_granted_in_order() {
     }
     assert_eq!((held.len(), enqueued.len()), (FIT, CALLERS - FIT));
     let seqs: BTreeSet<u64> = answers.iter().map(|answer| answer.seq.unwrap()).collect();
-    assert_eq!(seqs.len(), CALLERS, "each change has a number of its own (DUR6)");
+    assert_eq!(
+        seqs.len(),
+        CALLERS,
+        "each change has a number of its own (DUR6)"
+    );
     enqueued.sort();
     let line: Vec<String> = enqueued.into_iter().map(|(_, name)| name).collect();
     let queue = gate.list("/v1/queue").await;
-    let listed: Vec<&str> = queue.iter().map(|row| row["ticket_id"].as_str().unwrap()).collect();
+    let listed: Vec<&str> = queue
+        .iter()
+        .map(|row| row["ticket_id"].as_str().unwrap())
+        .collect();
     assert_eq!(listed, line, "they wait in the order of their arrival");
     check_budget(&gate, FIT).await;
 
@@ -65,13 +72,20 @@ async fn a_burst_is_bounded_by_the_ledger_and_granted_in_order() {
             async move { gate.post(&path, &json!({})).await }
         }))
         .await;
-        assert!(released.iter().all(|answer| answer.body["outcome"] == "released"));
+        assert!(
+            released
+                .iter()
+                .all(|answer| answer.body["outcome"] == "released")
+        );
         let granted = granted(&gate, next).await;
         for lease in &granted {
             assert!(leases.insert(lease.clone()), "{lease} was granted twice");
         }
         let queue = gate.list("/v1/queue").await;
-        let listed: Vec<&str> = queue.iter().map(|row| row["ticket_id"].as_str().unwrap()).collect();
+        let listed: Vec<&str> = queue
+            .iter()
+            .map(|row| row["ticket_id"].as_str().unwrap())
+            .collect();
         assert_eq!(listed, rest, "nobody was passed over");
         held = held.split_off(some);
         held.extend(granted);
@@ -91,7 +105,10 @@ async fn granted(gate: &Kvgate, tickets: &[String]) -> Vec<String> {
     assert_eq!(results.len(), tickets.len(), "all of them were granted");
     let lease = |result: &Value| {
         assert_eq!(result["action"], "admit");
-        assert_eq!(result["repeated"], false, "the first delivery of a kept grant (TIC4)");
+        assert_eq!(
+            result["repeated"], false,
+            "the first delivery of a kept grant (TIC4)"
+        );
         result["lease_id"].as_str().unwrap().to_owned()
     };
     results.iter().map(lease).collect()

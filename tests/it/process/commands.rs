@@ -33,7 +33,12 @@ fn usage_and_configuration_faults_end_with_2() {
         &["serve", "--admission-max-wait-s", "soon"],
         &["serve", "--listen", "0.0.0.0:0"],
         &["serve", "--config", "does-not-exist.toml"],
-        &["serve", "--program-admission", "--admission-headroom", "1.5"],
+        &[
+            "serve",
+            "--program-admission",
+            "--admission-headroom",
+            "1.5",
+        ],
         &["no-such-command"],
     ] {
         let output = run(arguments);
@@ -102,10 +107,19 @@ fn an_address_in_use_ends_with_69() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let data = tempfile::tempdir().unwrap();
-    let output = run(&["serve", "--listen", &address, "--data", data.path().to_str().unwrap()]);
+    let output = run(&[
+        "serve",
+        "--listen",
+        &address,
+        "--data",
+        data.path().to_str().unwrap(),
+    ]);
     assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
     assert!(stderr(&output).contains(&address));
-    assert!(!data.path().join("kvgate.redb").exists(), "bound before the store is opened (DUR3)");
+    assert!(
+        !data.path().join("kvgate.redb").exists(),
+        "bound before the store is opened (DUR3)"
+    );
 }
 
 #[test]
@@ -122,7 +136,10 @@ async fn without_a_feature_it_observes() {
     let gate = Kvgate::serve(data.path(), &[]);
     assert!(gate.log_text().contains("neither feature is on"));
     let answer = gate.acquire("t", 1).await;
-    assert_eq!((answer.action(), &answer.body["reason"]), ("bypass", &Value::from("disabled")));
+    assert_eq!(
+        (answer.action(), &answer.body["reason"]),
+        ("bypass", &Value::from("disabled"))
+    );
 }
 
 #[test]
@@ -133,7 +150,10 @@ fn the_document_of_the_api_is_printed() {
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
     assert!(document["paths"]["/v1/leases"]["post"].is_object());
     let version = stdout(&run(&["--version"]));
-    assert_eq!(version.trim(), format!("kvgate {}", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        version.trim(),
+        format!("kvgate {}", env!("CARGO_PKG_VERSION"))
+    );
 }
 
 /// `check` says what is to be mended, and ends with 1 only then.
@@ -150,8 +170,12 @@ async fn check_says_what_is_to_be_mended() {
     assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
     assert!(stdout(&output).contains("capacity 500000 tokens"));
 
-    fleet.engine(0).behave("*", Behaviour::Status(401, "{}".into()));
-    fleet.router().set_kind(kvgate::demo::RouterKind::SglangRouter);
+    fleet
+        .engine(0)
+        .behave("*", Behaviour::Status(401, "{}".into()));
+    fleet
+        .router()
+        .set_kind(kvgate::demo::RouterKind::SglangRouter);
     let output = check(&["--session-lifecycle", "-o", "json"]);
     assert_eq!(output.status.code(), Some(1));
     let findings: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
@@ -160,8 +184,14 @@ async fn check_says_what_is_to_be_mended() {
         .filter(|finding| finding["weight"] == "mend")
         .map(|finding| finding["text"].as_str().unwrap())
         .collect();
-    assert!(mend.iter().any(|text| text.contains("needs a key (401)")), "{mend:?}");
-    assert!(mend.iter().any(|text| text.contains("drops session_id")), "{mend:?}");
+    assert!(
+        mend.iter().any(|text| text.contains("needs a key (401)")),
+        "{mend:?}"
+    );
+    assert!(
+        mend.iter().any(|text| text.contains("drops session_id")),
+        "{mend:?}"
+    );
 
     let output = run(&["check"]);
     assert_eq!(output.status.code(), Some(1));

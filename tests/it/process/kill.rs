@@ -93,7 +93,10 @@ async fn a_kill_loses_nothing_that_was_answered() {
     let head = gate.acquire("head", 890_000).await;
     assert_eq!(head.action(), "wait");
     log.lock().unwrap().answered(&head);
-    log.lock().unwrap().waiting.insert("head".into(), head.seq.unwrap());
+    log.lock()
+        .unwrap()
+        .waiting
+        .insert("head".into(), head.seq.unwrap());
     let epoch = gate.get("/v1/state").await["epoch"].as_u64().unwrap();
 
     for round in 0..ROUNDS {
@@ -150,7 +153,11 @@ async fn one_request(
         3 => {
             let ticket = {
                 let mut log = log.lock().unwrap();
-                let waiting = log.waiting.keys().find(|name| name.starts_with(&mine)).cloned();
+                let waiting = log
+                    .waiting
+                    .keys()
+                    .find(|name| name.starts_with(&mine))
+                    .cloned();
                 let Some(ticket) = waiting else { return true };
                 log.waiting.remove(&ticket);
                 log.unknown.insert(ticket.clone());
@@ -168,13 +175,20 @@ async fn one_request(
         2 => {
             let found = {
                 let mut log = log.lock().unwrap();
-                let name = log.held.keys().find(|name| name.starts_with("held-")).cloned();
+                let name = log
+                    .held
+                    .keys()
+                    .find(|name| name.starts_with("held-"))
+                    .cloned();
                 let Some(name) = name else { return true };
                 log.unknown.insert(name.clone());
                 log.held.remove(&name).map(|lease| (name, lease))
             };
-            let Some((name, (lease, _))) = found else { return true };
-            let Some(answer) = ask(http.post(format!("{base}/leases/{lease}/release"))).await else {
+            let Some((name, (lease, _))) = found else {
+                return true;
+            };
+            let Some(answer) = ask(http.post(format!("{base}/leases/{lease}/release"))).await
+            else {
                 return false;
             };
             let mut log = log.lock().unwrap();
@@ -235,9 +249,16 @@ async fn compare(gate: &Kvgate, log: &Shared, epoch: u64) -> Vec<String> {
         held.insert(ticket, (id, tokens));
     }
     for (ticket, lease) in &log.held {
-        assert_eq!(held.get(ticket), Some(lease), "the lease of {ticket} is lost");
+        assert_eq!(
+            held.get(ticket),
+            Some(lease),
+            "the lease of {ticket} is lost"
+        );
     }
-    assert_eq!(state["budget"]["reserved"], reserved, "reserved is the sum of the leases");
+    assert_eq!(
+        state["budget"]["reserved"], reserved,
+        "reserved is the sum of the leases"
+    );
 
     let line: Vec<String> = queue
         .iter()

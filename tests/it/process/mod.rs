@@ -9,5 +9,7 @@ use kvgate::demo::{FakeFleet, FleetSpec};
 
 /// Two engines of 500,000 tokens: a ceiling of 900,000.
 async fn fleet() -> FakeFleet {
-    FakeFleet::start(FleetSpec::uniform(2, 500_000)).await.unwrap()
+    FakeFleet::start(FleetSpec::uniform(2, 500_000))
+        .await
+        .unwrap()
 }

@@ -37,11 +37,17 @@ async fn a_drain_answers_waiting_calls_and_keeps_their_places() {
         assert_eq!(problem["code"], "draining");
     }
     assert!(ended.await.unwrap().success());
-    assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens any more");
+    assert!(
+        std::net::TcpStream::connect(address).is_err(),
+        "nobody listens any more"
+    );
 
     let gate = Kvgate::serve(data.path(), &arguments);
     let queue = gate.list("/v1/queue").await;
-    let line: Vec<&str> = queue.iter().map(|row| row["ticket_id"].as_str().unwrap()).collect();
+    let line: Vec<&str> = queue
+        .iter()
+        .map(|row| row["ticket_id"].as_str().unwrap())
+        .collect();
     assert_eq!(line, ["t-0", "t-1", "t-2"]);
 }
 

@@ -1,3 +1,4 @@
-//! What several test modules use.
+//! What several test modules share.
 
+pub mod app;
 pub mod process;

@@ -24,8 +24,10 @@ pub struct Kvgate {
 
 /// The binary under test: the one that `KVGATE_BIN` names, such as a release build, else this build's.
 pub fn binary() -> PathBuf {
-    std::env::var_os("KVGATE_BIN")
-        .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_kvgate")), PathBuf::from)
+    std::env::var_os("KVGATE_BIN").map_or_else(
+        || PathBuf::from(env!("CARGO_BIN_EXE_kvgate")),
+        PathBuf::from,
+    )
 }
 
 /// A command with nothing of this process's environment that could be taken for a setting.
@@ -150,11 +152,6 @@ impl Kvgate {
         assert!(sent.success());
     }
 
-    /// How the process ended by itself.
-    pub fn wait(mut self) -> ExitStatus {
-        self.child.wait().unwrap()
-    }
-
     pub async fn get(&self, path: &str) -> Value {
         let answer = self.http.get(self.url(path)).send().await.unwrap();
         assert_eq!(answer.status(), 200, "{path}");
@@ -162,7 +159,15 @@ impl Kvgate {
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
-        Answer::of(self.http.post(self.url(path)).json(body).send().await.unwrap()).await
+        Answer::of(
+            self.http
+                .post(self.url(path))
+                .json(body)
+                .send()
+                .await
+                .unwrap(),
+        )
+        .await
     }
 
     pub async fn delete(&self, path: &str) -> Answer {

@@ -1,0 +1,154 @@
+//! The closed sets of words that stand in requests and answers.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! words {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident,)+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        pub enum $name { $($(#[$vdoc])* $variant,)+ }
+    )+};
+}
+
+words! {
+    /// What kind of work asks.
+    #[derive(Default)]
+    Scope {
+        /// A training request.
+        #[default]
+        Train,
+        /// An evaluation request.
+        Eval,
+    }
+    /// Why a request was admitted.
+    AdmitReason {
+        /// It fits under the ceiling.
+        CapacityAvailable,
+    }
+    /// Why a request goes ahead without a lease.
+    BypassReason {
+        /// Admission is off or paused.
+        Disabled,
+        /// Admission does not apply to this scope.
+        OutOfScope,
+        /// The caller marked the work as protected.
+        Protected,
+        /// Capacity signals are missing or stale.
+        Degraded,
+        /// Larger than the full ceiling.
+        Oversize,
+        /// The queue is at its bound.
+        QueueFull,
+        /// The maximum wait is over.
+        Aged,
+        /// The store cannot promise durability now.
+        StoreUnavailable,
+    }
+    /// Why a request must not start.
+    CancelReason {
+        /// It was cancelled while its call was open.
+        Cancelled,
+        /// Its session was closed while it waited.
+        SessionClosed,
+        /// The ticket was released or cancelled before.
+        TicketFinished,
+    }
+    /// Why a request waits.
+    WaitReason {
+        /// An older waiter exists.
+        BehindOlder,
+        /// The worst engine is at its threshold, or admission is paced after it was.
+        PressureGuard,
+        /// It does not fit under the ceiling now.
+        CapacityExhausted,
+    }
+    /// How a ticket ended that would be decided afresh.
+    EndReason {
+        /// Its lease reached its end.
+        Expired,
+        /// Its lease was revoked by an operator.
+        Revoked,
+        /// Its caller stayed away from the queue.
+        Dropped,
+        /// Its grant was not claimed.
+        TakenBack,
+    }
+    /// What a release did.
+    ReleaseOutcome {
+        /// The lease ended now.
+        Released,
+        /// It was given back before.
+        AlreadyReleased,
+    }
+    /// What a cancel met.
+    CancelOutcome {
+        /// The ticket waited.
+        Withdrawn,
+        /// It held a lease.
+        Released,
+        /// It was bypassed.
+        Bypassed,
+        /// It had ended by itself or was finished before.
+        AlreadyFinished,
+        /// It was never seen; a later acquire gets `cancelled`.
+        Unknown,
+    }
+    /// How serious a notice is.
+    Severity {
+        /// Good to know.
+        Info,
+        /// Should be looked at.
+        Warning,
+        /// Needs action.
+        Error,
+    }
+    /// What the store is doing.
+    StoreState {
+        /// Durable.
+        Ok,
+        /// Being opened.
+        Recovering,
+        /// Failed; it is being opened again.
+        Unavailable,
+        /// Nearly out of space.
+        LowSpace,
+    }
+    /// What an engine is for.
+    EngineRole {
+        /// Prefill and decode in one.
+        Regular,
+        /// The decode half of a disaggregated fleet.
+        Decode,
+        /// The prefill half.
+        Prefill,
+        /// Another kind, without a pool that counts.
+        Other,
+    }
+    /// What software an engine runs.
+    EngineKind {
+        /// SGLang.
+        Sglang,
+        /// vLLM.
+        Vllm,
+    }
+    /// Where the numbers of a reading come from.
+    ReadingSource {
+        /// `GET /v1/loads?include=core`.
+        Loads,
+        /// `GET /metrics`.
+        Metrics,
+    }
+    /// What began an epoch.
+    EpochCause {
+        /// The first worker set.
+        First,
+        /// Engines joined or left.
+        MembersChanged,
+        /// An engine is a new incarnation.
+        Restarted,
+        /// The router gave an engine another id.
+        WorkerIdChanged,
+    }
+}

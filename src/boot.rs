@@ -1,0 +1,427 @@
+//! Start and stop order. The only file that knows every concrete type.
+//!
+//! Start (DUR3): bind the ports, serve health, open the store and load it, write down the bound
+//! addresses, read the fleet once, be ready. Stop: readiness goes false and waiting calls are
+//! answered, answers in flight end, the store is closed; within 5 s.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvgate_core::units::Timestamp;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::check::{self, Finding};
+use crate::clock::Clock;
+use crate::config::{Config, ConfigError, Layer};
+use crate::demo::{Agents, AgentsSpec, DemoError, FakeFleet, FleetSpec};
+use crate::fleet::poller::{Poller, PollerError, RoundDetails};
+use crate::fleet::words;
+use crate::gate::{self, Gate, Phase, WriterConfig};
+use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener};
+use crate::store::{self, OpenError};
+use crate::web::{self, WebState};
+
+/// Name of the file with the bound addresses, in the data directory.
+const ADDRESS_FILE: &str = "address";
+
+/// Longest time for closing the store when answers in flight have ended.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+
+/// File descriptors that are asked for: 20,000 waiting calls, and room for the rest.
+const DESCRIPTORS: u64 = 65_536;
+
+/// Exit code of a second signal, as a shell reports an interrupt.
+const INTERRUPTED: i32 = 130;
+
+/// Why a command ends without having done its work; each kind has its exit code.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// Usage or configuration: 2.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The store cannot be opened: 65, 74, 75, 77 or 78.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// An address cannot be taken: 69.
+    #[error(
+        "cannot listen on {address}: {error}; choose another --listen, or stop what listens there"
+    )]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+    /// Anything else: 74 for input and output.
+    #[error("{0}")]
+    Io(String),
+}
+
+impl Failure {
+    /// From an error of input or output.
+    pub fn other(error: impl std::fmt::Display) -> Self {
+        Self::Io(error.to_string())
+    }
+
+    /// The process's exit code.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Config(_) => 2,
+            Self::Store(OpenError::Damaged(..) | OpenError::Foreign(_)) => 65,
+            Self::Listen { .. } => 69,
+            Self::Store(OpenError::Io(..)) | Self::Io(_) => 74,
+            Self::Store(OpenError::Locked(_)) => 75,
+            Self::Store(OpenError::Permission(..)) => 77,
+            Self::Store(OpenError::Newer { .. }) => 78,
+        })
+    }
+}
+
+impl From<PollerError> for Failure {
+    fn from(error: PollerError) -> Self {
+        Self::other(error)
+    }
+}
+
+impl From<DemoError> for Failure {
+    fn from(error: DemoError) -> Self {
+        Self::other(error)
+    }
+}
+
+/// What `kvgate demo` was asked for.
+#[derive(Clone, Debug)]
+pub struct DemoOptions {
+    /// Address of API and page.
+    pub listen: String,
+    /// Directory of the store; a temporary one without it.
+    pub data: Option<PathBuf>,
+    /// Agent sessions at a time.
+    pub sessions: u64,
+    /// Model seconds per real second.
+    pub speed: f64,
+    /// Draws everything that is drawn.
+    pub seed: u64,
+}
+
+/// Runs the coordinator until a signal stops it.
+///
+/// # Errors
+/// See [`Failure`].
+pub fn serve(config: Config) -> Result<(), Failure> {
+    prepare()?.block_on(async {
+        let signals = Signals::new().map_err(Failure::other)?;
+        let service = Service::start(config).await?;
+        signals.stop(service).await;
+        Ok(())
+    })
+}
+
+/// Runs fleet, agents and coordinator until a signal stops them.
+///
+/// # Errors
+/// See [`Failure`].
+pub fn demo(options: DemoOptions) -> Result<(), Failure> {
+    if !(options.speed.is_finite() && (0.1..=100.0).contains(&options.speed)) {
+        return Err(ConfigError::new("speed must be 0.1 to 100").into());
+    }
+    let temporary = tempfile::tempdir().map_err(Failure::other)?;
+    let data = options
+        .data
+        .unwrap_or_else(|| temporary.path().to_path_buf());
+    prepare()?.block_on(async {
+        let signals = Signals::new().map_err(Failure::other)?;
+        let clock = Clock::start();
+        let wall = clock.now().millis();
+        let fleet = FakeFleet::start(FleetSpec::demo(options.speed, wall)).await?;
+        let layer = Layer {
+            listen: Some(vec![options.listen]),
+            data: Some(data.to_string_lossy().into_owned()),
+            router: Some(fleet.router_url()),
+            program_admission: Some(true),
+            ..Layer::default()
+        };
+        let service = Service::start(Config::load(layer, [], None)?).await?;
+        let base = format!("http://{}", service.first_address());
+        let mut agents = AgentsSpec::demo(&base, &fleet.router_url());
+        agents.run = format!("{wall:x}");
+        agents.slots = options.sessions;
+        agents.speed = options.speed;
+        agents.workload.seed = options.seed;
+        // Session closes come with the lifecycle feature.
+        agents.close_sessions = false;
+        let stop = CancellationToken::new();
+        let agents = Agents::start(agents, &stop)?;
+        tracing::info!(page = %base, sessions = options.sessions, "the demo runs; open the page");
+        signals.stop(service).await;
+        agents.stop().await;
+        Ok(())
+    })
+}
+
+/// Asks router and engines once.
+///
+/// # Errors
+/// See [`Failure`].
+pub fn check(config: &Config) -> Result<Vec<Finding>, Failure> {
+    Ok(prepare()?.block_on(check::run(config))?)
+}
+
+/// What every command that speaks to the network needs.
+fn prepare() -> Result<Runtime, Failure> {
+    // Fails only when a provider is installed already, which serves as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    if let Err(error) = rlimit::increase_nofile_limit(DESCRIPTORS) {
+        tracing::warn!(%error, "the limit of file descriptors cannot be raised");
+    }
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::other)
+}
+
+/// A running coordinator.
+struct Service {
+    gate: Gate,
+    addresses: Vec<SocketAddr>,
+    stop: CancellationToken,
+    servers: TaskTracker,
+    poller: JoinHandle<()>,
+}
+
+impl Service {
+    async fn start(config: Config) -> Result<Self, Failure> {
+        let listeners = bind(&config.listen)?;
+        let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
+        for address in &addresses {
+            tracing::info!(%address, "listening");
+        }
+        if !config.policy.program_admission && !config.policy.session_lifecycle {
+            tracing::warn!("neither feature is on: observing only, every acquire is a bypass");
+        }
+        if config.policy.session_lifecycle {
+            tracing::warn!("session closes are not served by this version yet");
+        }
+        let data = config.data.clone();
+        let writer = WriterConfig {
+            policy: config.policy,
+            fleet: config.fleet,
+            salts: random,
+        };
+        let (gate, opened) = gate::spawn(writer, Clock::start(), move || store::open(&data))
+            .map_err(Failure::other)?;
+        let (details, fleet) = watch::channel(Arc::new(FleetDetails::default()));
+        let (_, notices) = watch::channel(Vec::new());
+        let http = HttpConfig {
+            bound: addresses.clone(),
+            allowed_hosts: config.allowed_hosts,
+            default_ttl: config.lease_ttl,
+        };
+        let app = App::new(gate.clone(), http, fleet, notices, random());
+        let pages = web::routes(WebState { gate: gate.clone() });
+        let routes = http::router(app.clone(), pages);
+        let stop = CancellationToken::new();
+        let servers = TaskTracker::new();
+        for listener in listeners {
+            servers.spawn(http::serve(
+                listener,
+                app.clone(),
+                routes.clone(),
+                Limits::default(),
+                stop.clone(),
+            ));
+        }
+        servers.close();
+
+        opened
+            .await
+            .map_err(|_| Failure::other("the writer ended before the store was open"))??;
+        write_addresses(&config.data, &addresses)?;
+        let mut poller = config.poller;
+        let known = gate.view();
+        poller.known = known
+            .engines
+            .iter()
+            .map(|engine| engine.id.clone())
+            .collect();
+        let poller = tokio::spawn(poll(Poller::new(poller)?, gate.clone(), details));
+        tokio::spawn(say_when_ready(gate.clone()));
+        Ok(Self {
+            gate,
+            addresses,
+            stop,
+            servers,
+            poller,
+        })
+    }
+
+    fn first_address(&self) -> SocketAddr {
+        self.addresses
+            .first()
+            .copied()
+            .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    async fn drain(self) {
+        tracing::info!("draining: waiting callers are told to come back");
+        self.gate.begin_drain();
+        self.stop.cancel();
+        self.servers.wait().await;
+        self.poller.abort();
+        if timeout(CLOSE_WITHIN, self.gate.close()).await.is_err() {
+            tracing::error!("the store could not be closed in time; the next start repairs it");
+        }
+        tracing::info!("stopped");
+    }
+}
+
+fn bind(addresses: &[SocketAddr]) -> Result<Vec<Listener>, Failure> {
+    addresses
+        .iter()
+        .map(|&address| Listener::bind(address).map_err(|error| Failure::Listen { address, error }))
+        .collect()
+}
+
+/// One line an address, in the order given; whole or not at all.
+fn write_addresses(data: &Path, addresses: &[SocketAddr]) -> Result<(), Failure> {
+    let lines: String = addresses
+        .iter()
+        .map(|address| format!("{address}\n"))
+        .collect();
+    let fresh = data.join(format!("{ADDRESS_FILE}.new"));
+    fs::write(&fresh, lines)
+        .and_then(|()| fs::rename(&fresh, data.join(ADDRESS_FILE)))
+        .map_err(|error| Failure::Io(format!("cannot write {}: {error}", fresh.display())))
+}
+
+async fn say_when_ready(gate: Gate) {
+    // Ends without a word when the service stops before.
+    if gate
+        .phases()
+        .wait_for(|phase| *phase == Phase::Ready)
+        .await
+        .is_ok()
+    {
+        let view = gate.view();
+        tracing::info!(
+            leases = view.leases,
+            waiting = view.waiting,
+            epoch = view.epoch.0,
+            ceiling = view.measure.ceiling.get(),
+            "ready"
+        );
+    }
+}
+
+/// Reading rounds, one after the other.
+async fn poll(mut poller: Poller, gate: Gate, details: watch::Sender<Arc<FleetDetails>>) {
+    let mut ticks = interval(poller.interval());
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut before = gate.view();
+    loop {
+        ticks.tick().await;
+        let began_at = gate.line().map_or(Timestamp::default(), |line| line.now());
+        let (round, found) = poller.round(began_at).await;
+        let router_failure = match &round.router {
+            Some(kvgate_core::reading::RouterAnswer::Failed(failure)) => Some(*failure),
+            Some(kvgate_core::reading::RouterAnswer::Workers(_)) | None => None,
+        };
+        let has_router = round.router.is_some();
+        details.send_replace(Arc::new(shown(has_router, router_failure, found)));
+        // While the store is away nobody takes a round; the next one comes soon.
+        if gate.round(round).await.is_err() {
+            continue;
+        }
+        let now = gate.view();
+        if now.epoch != before.epoch {
+            tracing::info!(
+                epoch = now.epoch.0,
+                engines = now.engines.len(),
+                "the worker set changed"
+            );
+        }
+        match (&before.measure.degraded, &now.measure.degraded) {
+            (None, Some(reason)) => {
+                tracing::warn!(?reason, "degraded: everything bypasses");
+            }
+            (Some(_), None) => {
+                tracing::info!(ceiling = now.measure.ceiling.get(), "no longer degraded");
+            }
+            (None, None) | (Some(_), Some(_)) => {}
+        }
+        before = now;
+    }
+}
+
+/// What pages and API show of a round beside what the core keeps.
+fn shown(
+    has_router: bool,
+    failure: Option<kvgate_core::reading::RouterFailure>,
+    found: RoundDetails,
+) -> FleetDetails {
+    FleetDetails {
+        has_router,
+        router_kind: found
+            .router_kind
+            .map(|kind| words::router_kind(kind).to_owned()),
+        router_error: failure.map(words::router_failure),
+        bad_entries: found
+            .bad_entries
+            .shown
+            .into_iter()
+            .map(|entry| (entry.raw, entry.reason.to_string()))
+            .collect(),
+        engines: Default::default(),
+    }
+}
+
+/// A number that nobody can guess: for lease ids, request ids and hash tables.
+fn random() -> u64 {
+    getrandom::u64().unwrap_or_else(|error| {
+        tracing::error!(%error, "the operating system gives no random numbers; the clock serves");
+        Clock::start().now().millis()
+    })
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+
+    /// Drains at the first signal; the second one ends the process at once.
+    async fn stop(mut self, service: Service) {
+        self.next().await;
+        tokio::select! {
+            () = service.drain() => {}
+            () = self.next() => std::process::exit(INTERRUPTED),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What the handlers share: the gate, what other rooms tell of themselves, and the settings.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use kvgate_api::Severity;
+use kvgate_core::units::{Span, Timestamp};
+use kvgate_core::view::View;
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::gate::Gate;
+
+/// Settings of the HTTP room.
+#[derive(Clone, Debug)]
+pub struct HttpConfig {
+    /// Where the service listens.
+    pub bound: Vec<SocketAddr>,
+    /// Host names besides loopback and the bound address, each with or without a port.
+    pub allowed_hosts: Vec<String>,
+    /// Life of a lease whose acquire names none.
+    pub default_ttl: Span,
+}
+
+/// What the readings of a fleet tell beyond what the core keeps. The poller publishes it; until it
+/// does, nothing is known.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct FleetDetails {
+    /// A router is configured.
+    pub has_router: bool,
+    /// What software the router is, as far as its answers tell.
+    pub router_kind: Option<String>,
+    /// Why the router gave no list last time, in words.
+    pub router_error: Option<String>,
+    /// Entries of its list that were skipped: the entry, shortened, and why.
+    pub bad_entries: Vec<(String, String)>,
+    /// By base URL.
+    pub engines: BTreeMap<String, EngineDetails>,
+}
+
+/// What is known of one engine beyond its readings.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct EngineDetails {
+    /// Last failure in words; taken instead of the core's own word for it.
+    pub last_error: Option<String>,
+    /// Whether it takes session closes; `None` while that is not known.
+    pub close_support: Option<bool>,
+}
+
+/// A notice of the shell: the core has its own in the view.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ShellNotice {
+    /// Stable name.
+    pub code: String,
+    /// How serious it is.
+    pub severity: Severity,
+    /// For people.
+    pub text: String,
+    /// Since when, on kvgate's line.
+    pub since: Timestamp,
+}
+
+/// What the handlers share. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct App {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    gate: Gate,
+    config: HttpConfig,
+    fleet: watch::Receiver<Arc<FleetDetails>>,
+    notices: watch::Receiver<Vec<ShellNotice>>,
+    started: Instant,
+    request_salt: u64,
+    requests: AtomicU64,
+}
+
+impl App {
+    /// Joins what the handlers need. `request_salt` is the random part of request ids.
+    #[must_use]
+    pub fn new(
+        gate: Gate,
+        config: HttpConfig,
+        fleet: watch::Receiver<Arc<FleetDetails>>,
+        notices: watch::Receiver<Vec<ShellNotice>>,
+        request_salt: u64,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                gate,
+                config,
+                fleet,
+                notices,
+                started: Instant::now(),
+                request_salt,
+                requests: AtomicU64::new(1),
+            }),
+        }
+    }
+
+    /// The gate.
+    #[must_use]
+    pub fn gate(&self) -> &Gate {
+        &self.inner.gate
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn config(&self) -> &HttpConfig {
+        &self.inner.config
+    }
+
+    /// What the last reading round told beyond the core.
+    #[must_use]
+    pub fn fleet(&self) -> Arc<FleetDetails> {
+        Arc::clone(&self.inner.fleet.borrow())
+    }
+
+    /// Notices of the shell.
+    #[must_use]
+    pub fn shell_notices(&self) -> Vec<ShellNotice> {
+        self.inner.notices.borrow().clone()
+    }
+
+    /// Now, and how its times are shown.
+    #[must_use]
+    pub fn shown(&self) -> Shown {
+        // Without a line nothing was decided yet, and there are no times to show.
+        let line = self.gate().line().unwrap_or_else(Clock::start);
+        Shown {
+            view: self.gate().view(),
+            now: line.now(),
+            line,
+        }
+    }
+
+    /// When the process started, on the line.
+    pub(super) fn started_at(&self, now: Timestamp) -> Timestamp {
+        let up = self.inner.started.elapsed().as_millis();
+        now.before(Span::from_millis(u64::try_from(up).unwrap_or(u64::MAX)))
+    }
+
+    /// A new request id: unique over restarts, and short enough to be read aloud.
+    pub(super) fn next_request_id(&self) -> RequestId {
+        let number = self.inner.requests.fetch_add(1, Ordering::Relaxed);
+        RequestId(format!("{:016x}-{number:x}", self.inner.request_salt).into())
+    }
+}
+
+/// The picture that an answer is made from.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// State as of the last committed turn.
+    pub view: Arc<View>,
+    /// Now, on the line.
+    pub now: Timestamp,
+    /// kvgate's line.
+    pub line: Clock,
+}
+
+/// kvgate's own id of a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RequestId(Arc<str>);
+
+impl RequestId {
+    /// The id.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}

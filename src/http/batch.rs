@@ -1,0 +1,257 @@
+//! Many operations in one durable turn.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use kvgate_api::{
+    BatchOperation, BatchRequest, BatchResult, BatchResults, CancelResult, ReleaseRequest,
+    ReleaseResult,
+};
+use kvgate_core::command::{Acquire, Command};
+use kvgate_core::effect::Reply;
+use kvgate_core::ids::{LeaseId, Seq};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::answer::{json, with_receipts, with_seq};
+use super::app::{App, RequestId, Shown};
+use super::convert::{self, Asked, CallFacts};
+use super::extract::{BatchBody, NoQuery, parse, unreadable};
+use super::leases::{acquire_status, known};
+use super::problem::Fault;
+use crate::gate::{GateError, Receipt};
+
+/// Operations of one call.
+const OPERATIONS_MAX: usize = 1_000;
+
+/// The envelope; each operation is read by itself, so that a bad one spoils no other.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Envelope<'a> {
+    #[serde(borrow)]
+    operations: Vec<&'a RawValue>,
+}
+
+/// Apply up to 1,000 operations in order, in one durable turn. None of them waits.
+#[utoipa::path(
+    post,
+    path = "/v1/batch",
+    tag = "leases",
+    request_body = BatchRequest,
+    responses((status = 200, description = "One result for each operation, in order", body = BatchResults))
+)]
+pub(super) async fn batch(
+    State(app): State<App>,
+    Extension(request): Extension<RequestId>,
+    _: NoQuery,
+    BatchBody(bytes): BatchBody,
+) -> Result<Response, Fault> {
+    let envelope: Envelope<'_> =
+        serde_json::from_slice(&bytes).map_err(|error| unreadable("", &error))?;
+    if envelope.operations.len() > OPERATIONS_MAX {
+        return Err(Fault::field(
+            "/operations",
+            format!("at most {OPERATIONS_MAX} operations"),
+        ));
+    }
+    let planned: Vec<Result<Planned, Fault>> = envelope
+        .operations
+        .iter()
+        .map(|operation| plan(operation, &app))
+        .collect();
+    let commands: Vec<Command> = planned
+        .iter()
+        .filter_map(|planned| planned.as_ref().ok().map(Planned::command))
+        .collect();
+    let replies = if commands.is_empty() {
+        Vec::new()
+    } else {
+        app.gate().batch(commands).await?
+    };
+    Ok(answer(&app, &request, planned, replies))
+}
+
+/// An operation that can be applied.
+enum Planned {
+    Acquire(Box<Asked>),
+    Release(LeaseId),
+    Renew {
+        lease: LeaseId,
+        ttl: Option<(kvgate_core::units::Span, bool)>,
+    },
+    Cancel(kvgate_core::ids::TicketId),
+}
+
+impl Planned {
+    fn command(&self) -> Command {
+        match self {
+            Self::Acquire(asked) => Command::Acquire(Acquire {
+                stays: false,
+                ..asked.acquire.clone()
+            }),
+            Self::Release(lease) => Command::Release(*lease),
+            Self::Renew { lease, ttl } => Command::Renew {
+                lease: *lease,
+                ttl: ttl.map(|(ttl, _)| ttl),
+            },
+            Self::Cancel(ticket) => Command::Cancel(ticket.clone()),
+        }
+    }
+}
+
+fn plan(operation: &RawValue, app: &App) -> Result<Planned, Fault> {
+    match read(operation.get())? {
+        BatchOperation::Acquire(request) => {
+            convert::asked(&request, app.config()).map(|asked| Planned::Acquire(Box::new(asked)))
+        }
+        BatchOperation::Release(release) => {
+            convert::check_usage(&ReleaseRequest {
+                prompt_tokens: release.prompt_tokens,
+                completion_tokens: release.completion_tokens,
+                cached_tokens: release.cached_tokens,
+                engine: release.engine,
+            })?;
+            known(LeaseId::parse(&release.lease_id)).map(Planned::Release)
+        }
+        BatchOperation::Renew(renew) => Ok(Planned::Renew {
+            lease: known(LeaseId::parse(&renew.lease_id))?,
+            ttl: renew.ttl_s.map(convert::ttl),
+        }),
+        BatchOperation::Cancel(cancel) => {
+            convert::ticket("/ticket_id", &cancel.ticket_id).map(Planned::Cancel)
+        }
+        BatchOperation::Close(_) => Err(Fault::field(
+            "/op",
+            "session closes are not served by this version",
+        )),
+    }
+}
+
+/// Reads one operation. serde collects the fields of a tagged choice before it reads them, and so
+/// loses their places; a second, slower look finds the place again.
+fn read(text: &str) -> Result<BatchOperation, Fault> {
+    serde_json::from_str(text).map_err(|error| {
+        let fault = unreadable("", &error);
+        let found = place_inside(text).map_or(fault.clone(), |placed| placed);
+        if found.status() == fault.status() {
+            found
+        } else {
+            fault
+        }
+    })
+}
+
+fn place_inside(text: &str) -> Option<Fault> {
+    let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).ok()?;
+    let op = fields.remove("op")?;
+    let bytes = serde_json::to_vec(&fields).ok()?;
+    match op.as_str()? {
+        "acquire" => parse::<kvgate_api::AcquireRequest>(&bytes).err(),
+        "release" => parse::<kvgate_api::ReleaseOperation>(&bytes).err(),
+        "renew" => parse::<kvgate_api::RenewOperation>(&bytes).err(),
+        "cancel" => parse::<kvgate_api::CancelOperation>(&bytes).err(),
+        _ => None,
+    }
+}
+
+/// The answer to one operation as it is gathered.
+struct Gathered<'a> {
+    request: &'a RequestId,
+    shown: Shown,
+    receipts: Vec<Receipt>,
+    seq: Option<Seq>,
+}
+
+fn answer(
+    app: &App,
+    request: &RequestId,
+    planned: Vec<Result<Planned, Fault>>,
+    replies: Vec<Result<(Option<Seq>, Reply), GateError>>,
+) -> Response {
+    let mut gathered = Gathered {
+        request,
+        shown: app.shown(),
+        receipts: Vec::new(),
+        seq: None,
+    };
+    let mut replies = replies.into_iter();
+    let mut results = Vec::with_capacity(planned.len());
+    for planned in planned {
+        let result = planned.and_then(|planned| {
+            let reply = replies.next().unwrap_or(Err(GateError::Draining));
+            gathered.result(app, &planned, reply)
+        });
+        results.push(
+            result.unwrap_or_else(|fault| body(fault.status(), &fault.problem(gathered.request))),
+        );
+    }
+    let response = with_seq(
+        json(StatusCode::OK, &BatchResults { results }),
+        gathered.seq,
+    );
+    with_receipts(response, gathered.receipts)
+}
+
+impl Gathered<'_> {
+    fn result(
+        &mut self,
+        app: &App,
+        planned: &Planned,
+        reply: Result<(Option<Seq>, Reply), GateError>,
+    ) -> Result<BatchResult, Fault> {
+        let reply = match (reply, planned) {
+            (Ok((seq, reply)), _) => {
+                self.seq = self.seq.max(seq);
+                reply
+            }
+            (Err(GateError::StoreUnavailable), Planned::Acquire(asked)) => {
+                let answer = convert::store_unavailable(asked, &self.shown);
+                return Ok(body(StatusCode::OK, &answer));
+            }
+            (Err(error), _) => return Err(error.into()),
+        };
+        match (reply, planned) {
+            (Reply::Acquire(result), Planned::Acquire(asked)) => {
+                let decision = app.gate().with_receipt(result?);
+                if !asked.local_bypasses.is_empty() {
+                    app.gate().local_bypasses(asked.local_bypasses.clone());
+                }
+                self.receipts.extend(decision.receipt);
+                let facts = CallFacts {
+                    ttl_clamped: asked.ttl_clamped,
+                    waited_out: false,
+                };
+                let status = acquire_status(&decision.answer.outcome);
+                let answer = convert::acquire_answer(decision.answer, facts, &self.shown);
+                Ok(body(status, &answer))
+            }
+            (Reply::Release(result), _) => {
+                let outcome = convert::release_outcome(result?);
+                Ok(body(StatusCode::OK, &ReleaseResult { outcome }))
+            }
+            (Reply::Lease(result), Planned::Renew { ttl, .. }) => {
+                let clamped = ttl.is_some_and(|(_, clamped)| clamped);
+                Ok(body(
+                    StatusCode::OK,
+                    &convert::lease(&result?, clamped, &self.shown),
+                ))
+            }
+            (Reply::Cancel(outcome), _) => {
+                let outcome = convert::cancel_outcome(outcome);
+                Ok(body(StatusCode::OK, &CancelResult { outcome }))
+            }
+            (other, _) => {
+                tracing::error!(reply = ?other, "the writer answered an operation in the words of another");
+                Err(GateError::Overloaded.into())
+            }
+        }
+    }
+}
+
+fn body(status: StatusCode, body: &impl Serialize) -> BatchResult {
+    BatchResult {
+        status: status.as_u16(),
+        body: serde_json::to_value(body).unwrap_or_default(),
+    }
+}

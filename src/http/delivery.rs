@@ -1,0 +1,363 @@
+//! Whether an answer arrived (TIC4), and what a connection is doing.
+//!
+//! ```text
+//!  handler ── Receipts on the answer ──> Tracked body ── at its end ──> Tracker ── after the flush ──> written()
+//!                                            └ dropped before: undelivered      └ dropped before: undelivered
+//! ```
+//!
+//! hyper flushes the socket only when its own buffer is empty. So a flush that succeeds after the
+//! body of an answer has ended means that every byte of it was handed to an open socket.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::response::Response;
+use http_body::{Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::gate::Receipt;
+
+/// Receipts on their way from a handler to the connection, as an extension of the answer.
+#[derive(Clone, Debug)]
+pub(super) struct Receipts(Arc<Mutex<Vec<Receipt>>>);
+
+impl Receipts {
+    pub(super) fn new(receipts: impl IntoIterator<Item = Receipt>) -> Self {
+        Self(Arc::new(Mutex::new(receipts.into_iter().collect())))
+    }
+
+    fn take(&self) -> Vec<Receipt> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What a connection is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// Nothing was sent since it was opened or since the last answer.
+    Silent,
+    /// A request head has begun.
+    Head,
+    /// A request is being served.
+    Busy,
+    /// An answer is being written.
+    Writing,
+}
+
+/// What is known of one connection, shared by its socket, its service and its watchdog.
+#[derive(Debug)]
+pub(super) struct Tracker {
+    state: Mutex<State>,
+    shed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    stage: Stage,
+    since: Instant,
+    /// Receipts of the answer whose body has ended but which was not flushed yet.
+    due: Vec<Receipt>,
+    body_ended: bool,
+    answered: bool,
+}
+
+impl Tracker {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                stage: Stage::Silent,
+                since: Instant::now(),
+                due: Vec::new(),
+                body_ended: false,
+                answered: false,
+            }),
+            shed: Notify::new(),
+        })
+    }
+
+    fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What it is doing, since when, and whether it was ever answered.
+    pub(super) fn stage(&self) -> (Stage, Instant, bool) {
+        self.with(|state| (state.stage, state.since, state.answered))
+    }
+
+    /// Tells the connection to end.
+    pub(super) fn shed(&self) {
+        self.shed.notify_one();
+    }
+
+    /// Returns when the connection is to end.
+    pub(super) async fn is_shed(&self) {
+        self.shed.notified().await;
+    }
+
+    /// A request was read and is being served.
+    pub(super) fn begin(&self) {
+        self.with(|state| state.go(Stage::Busy));
+    }
+
+    fn bytes_read(&self) {
+        self.with(|state| {
+            if state.stage == Stage::Silent {
+                state.go(Stage::Head);
+            }
+        });
+    }
+
+    /// Bytes were taken by the socket. The clock of a stalled answer begins anew with each of them.
+    fn bytes_written(&self) {
+        self.with(|state| {
+            if state.stage == Stage::Writing {
+                state.since = Instant::now();
+            }
+        });
+    }
+
+    fn body_ended(&self, receipts: Vec<Receipt>) {
+        self.with(|state| {
+            state.due.extend(receipts);
+            state.body_ended = true;
+        });
+    }
+
+    /// All that was to be written is with the operating system.
+    fn flushed(&self) {
+        let due = self.with(|state| {
+            if !state.body_ended {
+                return Vec::new();
+            }
+            state.body_ended = false;
+            state.answered = true;
+            state.go(Stage::Silent);
+            std::mem::take(&mut state.due)
+        });
+        for receipt in due {
+            receipt.written();
+        }
+    }
+
+    /// The answer with a body that reports its end.
+    pub(super) fn track(self: &Arc<Self>, mut response: Response) -> Response<Tracked> {
+        self.with(|state| state.go(Stage::Writing));
+        let receipts = response
+            .extensions_mut()
+            .remove::<Receipts>()
+            .map(|receipts| receipts.take())
+            .unwrap_or_default();
+        response.map(|body| Tracked {
+            body,
+            receipts,
+            tracker: Some(Arc::clone(self)),
+        })
+    }
+
+    /// What is left when the connection has ended arrived nowhere.
+    pub(super) fn ended(&self) {
+        drop(self.with(|state| std::mem::take(&mut state.due)));
+    }
+}
+
+impl State {
+    fn go(&mut self, stage: Stage) {
+        self.stage = stage;
+        self.since = Instant::now();
+    }
+}
+
+/// A body that hands its receipts on when it has ended. Dropped before, they are undelivered.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    body: Body,
+    receipts: Vec<Receipt>,
+    /// `None` once the end was reported.
+    tracker: Option<Arc<Tracker>>,
+}
+
+impl Tracked {
+    fn end(&mut self) {
+        if let Some(tracker) = self.tracker.take() {
+            tracker.body_ended(std::mem::take(&mut self.receipts));
+        }
+    }
+}
+
+impl http_body::Body for Tracked {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        match &frame {
+            // hyper asks no further when the body says that this was its last frame.
+            Some(Ok(_)) if self.body.is_end_stream() => self.end(),
+            None => self.end(),
+            Some(_) => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Tracked {
+    /// A body that is not polled to its end (to a HEAD, or an empty one) has no more to write; what
+    /// it carried did not arrive.
+    fn drop(&mut self) {
+        self.receipts.clear();
+        self.end();
+    }
+}
+
+/// Makes the whole answer to a request that never reached the router, from the status that hyper
+/// chose for it.
+pub(super) type Refusal = Box<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
+
+/// The socket of one connection.
+pub(super) struct Socket {
+    stream: TcpStream,
+    tracker: Arc<Tracker>,
+    refusal: Refusal,
+    /// Written in place of hyper's own words about a request that it could not read.
+    instead: Vec<u8>,
+}
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream, tracker: Arc<Tracker>, refusal: Refusal) -> Self {
+        Self {
+            stream,
+            tracker,
+            refusal,
+            instead: Vec::new(),
+        }
+    }
+
+    fn wrote(&self, result: io::Result<usize>) -> io::Result<usize> {
+        if matches!(result, Ok(count) if count > 0) {
+            self.tracker.bytes_written();
+        }
+        result
+    }
+
+    /// hyper answers a request that it cannot read by itself and without a body. No answer of ours is
+    /// under way then, so the problem is written in its place.
+    fn replaces(&mut self, head: &[u8]) -> bool {
+        let (stage, ..) = self.tracker.stage();
+        let by_hyper = matches!(stage, Stage::Silent | Stage::Head);
+        if by_hyper && self.instead.is_empty() && !head.is_empty() {
+            self.instead = (self.refusal)(head);
+        }
+        by_hyper
+    }
+
+    fn poll_instead(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.instead.is_empty() {
+            let count = ready!(Pin::new(&mut self.stream).poll_write(context, &self.instead))?;
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.instead.drain(..count);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        if buffer.filled().len() > before {
+            self.tracker.bytes_read();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.replaces(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let result = ready!(Pin::new(&mut self.stream).poll_write(context, bytes));
+        Poll::Ready(self.wrote(result))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let head = parts.iter().find(|part| !part.is_empty());
+        if self.replaces(head.map_or(&[], |part| part)) {
+            return Poll::Ready(Ok(parts.iter().map(|part| part.len()).sum()));
+        }
+        let result = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, parts));
+        Poll::Ready(self.wrote(result))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_instead(context))?;
+        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        self.tracker.flushed();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_instead(context))?;
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// How long a connection may stay in a stage; `None` means for as long as it likes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    pub(super) head: Duration,
+    pub(super) idle: Duration,
+    pub(super) stalled: Duration,
+}
+
+impl Patience {
+    /// When a connection is given up unless something happens. A fresh connection has as long as a
+    /// head may take: it was opened to send one.
+    pub(super) fn deadline(&self, tracker: &Tracker) -> Option<Instant> {
+        let (stage, since, answered) = tracker.stage();
+        let patience = match stage {
+            Stage::Silent if answered => self.idle,
+            Stage::Silent | Stage::Head => self.head,
+            Stage::Writing => self.stalled,
+            // The gate bounds how long a call stays open, and a body has its own time-out.
+            Stage::Busy => return None,
+        };
+        Some(since + patience)
+    }
+}

@@ -1,0 +1,379 @@
+//! Readers of requests whose refusals are problems: bodies, ids in paths, parameters.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+use http_body_util::BodyExt;
+use kvgate_api::ProblemCode;
+use kvgate_core::ids::{LeaseId, TicketId};
+use serde::de::DeserializeOwned;
+use serde_path_to_error::Segment;
+
+use super::problem::Fault;
+
+/// Largest body of a call.
+pub(super) const BODY_MAX: usize = 1 << 20;
+/// Largest body of a batch.
+pub(super) const BATCH_BODY_MAX: usize = 4 << 20;
+/// Bytes above the bound that are read and thrown away, so that the sender sees the answer instead
+/// of a cut connection.
+const OVERRUN_MAX: usize = 16 << 20;
+/// Longest time for a body.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+
+/// A JSON body that must be there.
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        let bytes = read_json(request, BODY_MAX).await?;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// A JSON body that may be left out; then no content type is needed either.
+pub(super) struct OptionalJson<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        let headers = request.headers().clone();
+        refuse_compressed(&headers)?;
+        let bytes = read_body(request, BODY_MAX).await?;
+        if bytes.is_empty() {
+            return Ok(Self(T::default()));
+        }
+        require_json(&headers)?;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// The body of a batch, whose operations are parsed one by one.
+pub(super) struct BatchBody(pub(super) Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for BatchBody {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        read_json(request, BATCH_BODY_MAX).await.map(Self)
+    }
+}
+
+async fn read_json(request: Request, bound: usize) -> Result<Bytes, Fault> {
+    refuse_compressed(request.headers())?;
+    require_json(request.headers())?;
+    read_body(request, bound).await
+}
+
+fn refuse_compressed(headers: &HeaderMap) -> Result<(), Fault> {
+    let plain = headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if plain {
+        Ok(())
+    } else {
+        Err(Fault::new(
+            ProblemCode::UnsupportedMediaType,
+            "A body must not be compressed.",
+        ))
+    }
+}
+
+fn require_json(headers: &HeaderMap) -> Result<(), Fault> {
+    let mut kinds = headers.get_all(CONTENT_TYPE).iter();
+    let kind = kinds.next().and_then(|kind| kind.to_str().ok());
+    let essence = kind.and_then(|kind| kind.split(';').next());
+    if kinds.next().is_none()
+        && essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/json"))
+    {
+        Ok(())
+    } else {
+        Err(Fault::new(
+            ProblemCode::UnsupportedMediaType,
+            "The body must be sent as `Content-Type: application/json`.",
+        ))
+    }
+}
+
+async fn read_body(request: Request, bound: usize) -> Result<Bytes, Fault> {
+    let announced = request
+        .headers()
+        .get(CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > bound.saturating_add(OVERRUN_MAX)) {
+        return Err(too_large(bound));
+    }
+    let mut body = request.into_body();
+    match tokio::time::timeout(BODY_WITHIN, collect(&mut body, bound)).await {
+        Ok(read) => read,
+        Err(_) => Err(Fault::bad_request("The body did not arrive in time.")
+            .with_status(StatusCode::REQUEST_TIMEOUT)),
+    }
+}
+
+async fn collect(body: &mut Body, bound: usize) -> Result<Bytes, Fault> {
+    let mut kept = Vec::new();
+    let mut read = 0_usize;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| {
+            Fault::new(
+                ProblemCode::InvalidJson,
+                "The body ended before its length.",
+            )
+        })?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        read = read.saturating_add(data.len());
+        if read <= bound {
+            kept.extend_from_slice(&data);
+        } else if read > bound.saturating_add(OVERRUN_MAX) {
+            break;
+        }
+    }
+    if read > bound {
+        Err(too_large(bound))
+    } else {
+        Ok(kept.into())
+    }
+}
+
+fn too_large(bound: usize) -> Fault {
+    Fault::new(
+        ProblemCode::BodyTooLarge,
+        format!("The body is larger than {bound} bytes."),
+    )
+}
+
+/// Reads one JSON value. What is no JSON is 400; what is JSON but not what is asked for is 422 with
+/// the place (TOK2: numbers out of range and keys that stand twice among them).
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let pointer = pointer(error.path());
+        unreadable(&pointer, error.inner())
+    })?;
+    reader.end().map_err(|error| unreadable("", &error))?;
+    Ok(value)
+}
+
+/// The fault of a JSON reader that stopped at `pointer`.
+pub(super) fn unreadable(pointer: &str, error: &serde_json::Error) -> Fault {
+    let text = error.to_string();
+    // serde_json calls a number such as 1e400 a syntax error, but the text is good JSON.
+    let out_of_range = text.starts_with("number out of range");
+    if error.is_data() || out_of_range {
+        return Fault::field(completed(pointer, &text), without_position(&text));
+    }
+    Fault::new(
+        ProblemCode::InvalidJson,
+        format!("The body cannot be read as JSON: {text}."),
+    )
+}
+
+/// A missing field has no place of its own to stop at.
+fn completed(pointer: &str, text: &str) -> String {
+    let named = ["missing field `", "unknown field `", "duplicate field `"]
+        .iter()
+        .find_map(|start| text.strip_prefix(start)?.split('`').next());
+    match named {
+        Some(name) => {
+            let step = format!("/{}", escaped(name));
+            if pointer.ends_with(&step) {
+                pointer.to_owned()
+            } else {
+                format!("{pointer}{step}")
+            }
+        }
+        None => pointer.to_owned(),
+    }
+}
+
+fn without_position(text: &str) -> String {
+    let end = text.rfind(" at line ").unwrap_or(text.len());
+    text.get(..end).unwrap_or(text).to_owned()
+}
+
+/// RFC 6901.
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    let mut pointer = String::new();
+    for segment in path {
+        match segment {
+            Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
+            Segment::Map { key } => pointer.push_str(&format!("/{}", escaped(key))),
+            Segment::Enum { .. } | Segment::Unknown => {}
+        }
+    }
+    pointer
+}
+
+fn escaped(step: &str) -> String {
+    step.replace('~', "~0").replace('/', "~1")
+}
+
+/// Decodes percent-encoding exactly once; `None` when it is not one, or not UTF-8.
+pub(super) fn percent_decoded(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let good = bytes.iter().enumerate().all(|(at, byte)| {
+        *byte != b'%'
+            || bytes
+                .get(at + 1..at + 3)
+                .is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    });
+    if !good {
+        return None;
+    }
+    let decoded = percent_encoding::percent_decode(bytes).decode_utf8().ok()?;
+    Some(decoded.into_owned())
+}
+
+/// Position of the id among the parts of `/v1/<list>/<id>...`.
+const ID_PART: usize = 3;
+
+/// The id in the path, from the raw path: routes are matched on it too, so that no id can reach
+/// another route.
+fn path_id(parts: &Parts) -> Result<String, Fault> {
+    let raw = parts.uri.path().split('/').nth(ID_PART).unwrap_or_default();
+    percent_decoded(raw).ok_or_else(|| {
+        Fault::new(
+            ProblemCode::InvalidId,
+            "The id in the path is not percent-encoded UTF-8.",
+        )
+    })
+}
+
+/// The lease in the path; `None` for whatever is no lease id. Lease ids are opaque: an unknown one
+/// is 404, whatever its bytes (ID2).
+pub(super) struct LeasePath(pub(super) Option<LeaseId>);
+
+impl<S: Send + Sync> FromRequestParts<S> for LeasePath {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Fault> {
+        let text = path_id(parts).ok();
+        Ok(Self(text.and_then(|text| LeaseId::parse(&text))))
+    }
+}
+
+/// The ticket in the path.
+pub(super) struct TicketPath(pub(super) TicketId);
+
+impl<S: Send + Sync> FromRequestParts<S> for TicketPath {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Fault> {
+        let text = path_id(parts)?;
+        TicketId::new(&text)
+            .map(Self)
+            .map_err(|rule| Fault::id("", rule))
+    }
+}
+
+/// Names and values of a query, decoded; `None` for what cannot be decoded.
+pub(super) fn query_pairs(
+    query: &str,
+) -> impl Iterator<Item = (Option<String>, Option<String>)> + '_ {
+    let decoded = |text: &str| percent_decoded(&text.replace('+', " "));
+    query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(move |pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decoded(name), decoded(value))
+        })
+}
+
+/// Parameters of the query, each at most once.
+#[derive(Debug, Default)]
+pub(super) struct Query {
+    values: BTreeMap<String, String>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Query {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Fault> {
+        let mut values = BTreeMap::new();
+        for pair in query_pairs(parts.uri.query().unwrap_or_default()) {
+            let (Some(name), Some(value)) = pair else {
+                return Err(Fault::bad_request(
+                    "The query is not percent-encoded UTF-8.",
+                ));
+            };
+            if values.contains_key(&name) {
+                return Err(Fault::field(
+                    format!("?{name}"),
+                    "the parameter stands twice",
+                ));
+            }
+            values.insert(name, value);
+        }
+        Ok(Self { values })
+    }
+}
+
+impl Query {
+    /// Takes a parameter out.
+    pub(super) fn take(&mut self, name: &str) -> Option<String> {
+        self.values.remove(name)
+    }
+
+    /// After all known parameters were taken: what is left is not known.
+    pub(super) fn done(self) -> Result<(), Fault> {
+        match self.values.keys().next() {
+            Some(name) => Err(Fault::field(format!("?{name}"), "unknown parameter")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A call that takes no parameters.
+pub(super) struct NoQuery;
+
+impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Fault> {
+        let query = Query::from_request_parts(parts, state).await?;
+        query.done().map(|()| Self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ID1: an id is decoded exactly once, so that no two ids fall together.
+    #[test]
+    fn id1_percent_encoding_is_decoded_once() {
+        let cases = [
+            ("a%2Fb", Some("a/b")),
+            ("a%252Fb", Some("a%2Fb")),
+            ("%E4%BC%9A", Some("会")),
+            ("a+b", Some("a+b")),
+            ("%zz", None),
+            ("%2", None),
+            ("%", None),
+            ("%ff", None),
+        ];
+        for (raw, expected) in cases {
+            assert_eq!(percent_decoded(raw).as_deref(), expected, "{raw}");
+        }
+    }
+
+    #[test]
+    fn places_are_json_pointers() {
+        assert_eq!(completed("", "missing field `a/b`, or"), "/a~1b");
+        assert_eq!(completed("/x", "unknown field `x`, expected"), "/x");
+        assert_eq!(completed("/x", "invalid type"), "/x");
+    }
+}

@@ -1,0 +1,110 @@
+//! What probes and people ask first.
+
+use axum::extract::{Path, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use kvgate_api::{Health, Problem, ProblemCode, Version};
+use kvgate_core::units::Span;
+
+use super::answer::json;
+use super::app::App;
+use super::problem::{self, Fault, advice, title};
+use crate::gate::Phase;
+
+/// Without progress of the writer for this long the process is not healthy (DUR3).
+const STUCK_AFTER: Span = Span::from_secs(30);
+
+/// Whether the process is alive: also while it starts and recovers.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    tag = "operation",
+    responses((status = 200, description = "Alive", body = Health))
+)]
+pub(super) async fn healthz(State(app): State<App>) -> Result<Response, Fault> {
+    let gate = app.gate();
+    let status = match gate.phase() {
+        Phase::Starting => "starting",
+        Phase::Unavailable => "recovering",
+        Phase::Ready | Phase::Draining => {
+            let stuck = gate
+                .line()
+                .is_some_and(|line| line.now().since(gate.stats().last_turn()) > STUCK_AFTER);
+            if stuck {
+                return Err(Fault::new(
+                    ProblemCode::StoreUnavailable,
+                    "The writer has made no progress for 30 s.",
+                ));
+            }
+            "ok"
+        }
+    };
+    Ok(json(StatusCode::OK, &health(status)))
+}
+
+/// Whether the service decides. Degraded is ready, since the gate fails open.
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "operation",
+    responses((status = 200, description = "Ready", body = Health))
+)]
+pub(super) async fn readyz(State(app): State<App>) -> Result<Response, Fault> {
+    match app.gate().phase() {
+        Phase::Ready => Ok(json(StatusCode::OK, &health("ready"))),
+        Phase::Starting | Phase::Unavailable => Err(problem::recovering()),
+        Phase::Draining => Err(problem::draining()),
+    }
+}
+
+fn health(status: &str) -> Health {
+    Health {
+        status: status.to_owned(),
+    }
+}
+
+/// Which program this is.
+#[utoipa::path(
+    get,
+    path = "/version",
+    tag = "operation",
+    responses((status = 200, description = "Name and version", body = Version))
+)]
+pub(super) async fn version() -> Response {
+    let body = Version {
+        name: env!("CARGO_PKG_NAME").to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    json(StatusCode::OK, &body)
+}
+
+/// What to do about a problem: the page that `type` leads to.
+#[utoipa::path(
+    get,
+    path = "/problems/{code}",
+    tag = "operation",
+    params(("code" = ProblemCode, Path, description = "Code of a problem")),
+    responses(
+        (status = 200, description = "For people", content_type = "text/html", body = String),
+        (status = 404, description = "`not_found`", body = Problem),
+    )
+)]
+pub(super) async fn problem_page(Path(code): Path<String>) -> Result<Response, Fault> {
+    let code = ProblemCode::ALL
+        .iter()
+        .copied()
+        .find(|known| known.as_str() == code)
+        .ok_or_else(problem::not_found)?;
+    let (name, title, advice) = (code.as_str(), title(code), advice(code));
+    // The texts are our own and contain nothing that would need to be escaped but quotes.
+    let page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>{title}</title></head>\n\
+         <body>\n<h1>{title}</h1>\n<p><code>{name}</code></p>\n<p>{advice}</p>\n</body>\n</html>\n"
+    );
+    let kind = [(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/html; charset=utf-8"),
+    )];
+    Ok((kind, page).into_response())
+}

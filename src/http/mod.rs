@@ -1,0 +1,62 @@
+//! The HTTP room: the accept loop, the routes, and the translation between the wire and the core.
+//!
+//! The start order is: [`Listener::bind`], then the gate, then [`serve`] with a [`router`]. Until the
+//! gate is ready everything but the calls of operation is answered `recovering` (DUR3). The stop
+//! order is: `Gate::begin_drain`, cancel the token of [`serve`] and wait for it, `Gate::close`.
+
+mod answer;
+mod app;
+mod batch;
+mod convert;
+mod delivery;
+mod extract;
+mod front;
+mod health;
+mod leases;
+mod lists;
+mod openapi;
+mod problem;
+mod server;
+mod status;
+mod tickets;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
+pub use openapi::openapi;
+pub use problem::Fault;
+pub use server::{Limits, Listener, serve};
+
+/// The API, and `pages` of other rooms beside it, behind the same front.
+pub fn router(app: App, pages: Router) -> Router {
+    let (api, _) = routes().split_for_parts();
+    api.with_state(app.clone())
+        .merge(pages)
+        .fallback(async || problem::not_found())
+        .method_not_allowed_fallback(async || problem::method_not_allowed())
+        .layer(from_fn_with_state(app, front::front))
+}
+
+/// Every route of the API with its description.
+fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(leases::acquire, lists::leases))
+        .routes(routes!(leases::read, leases::delete))
+        .routes(routes!(leases::release))
+        .routes(routes!(leases::renew))
+        .routes(routes!(lists::queue))
+        .routes(routes!(tickets::read, tickets::cancel))
+        .routes(routes!(tickets::wait))
+        .routes(routes!(batch::batch))
+        .routes(routes!(status::state))
+        .routes(routes!(status::engines))
+        .routes(routes!(lists::epochs))
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::version))
+        .routes(routes!(openapi::document))
+        .routes(routes!(health::problem_page))
+}

@@ -1,0 +1,326 @@
+//! Problems (RFC 9457): the only place that knows which status a code has and what to do about it.
+//!
+//! A handler ends with a [`Fault`]. The front of the router turns it into the answer, since only
+//! there the request's id is known (`instance`).
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use kvgate_api::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
+use kvgate_core::effect::{AcquireRefused, LeaseGone};
+use kvgate_core::ids::IdError;
+
+use super::app::RequestId;
+use crate::gate::GateError;
+
+/// Why a request is not served.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{status} {}: {detail}", code.as_str())]
+pub struct Fault {
+    status: StatusCode,
+    code: ProblemCode,
+    detail: String,
+    errors: Vec<FieldFault>,
+}
+
+impl Fault {
+    /// A fault with the usual status of its code.
+    #[must_use]
+    pub fn new(code: ProblemCode, detail: impl Into<String>) -> Self {
+        Self {
+            status: usual_status(code),
+            code,
+            detail: detail.into(),
+            errors: Vec::new(),
+        }
+    }
+
+    /// 422 with the place of the fault: a JSON pointer, or `?name` for a query parameter.
+    #[must_use]
+    pub fn field(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::new(
+            ProblemCode::InvalidRequest,
+            "The request has a field that is not as it should be.",
+        )
+        .at(pointer, detail)
+    }
+
+    /// 400 with the same code as [`Fault::field`]: the request itself is wrong, not a field of it.
+    #[must_use]
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(ProblemCode::InvalidRequest, detail).with_status(StatusCode::BAD_REQUEST)
+    }
+
+    /// 400: an id breaks a rule, which the detail names.
+    #[must_use]
+    pub fn id(pointer: impl Into<String>, rule: IdError) -> Self {
+        let sentence = format!("{rule}.");
+        Self::new(ProblemCode::InvalidId, sentence.clone()).at(pointer, sentence)
+    }
+
+    /// The same with one more place.
+    #[must_use]
+    pub fn at(mut self, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        self.errors.push(FieldFault {
+            pointer: pointer.into(),
+            detail: detail.into(),
+        });
+        self
+    }
+
+    /// The same with a status of its own.
+    #[must_use]
+    pub fn with_status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
+    }
+
+    /// Status of the answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// Stable name.
+    #[must_use]
+    pub fn code(&self) -> ProblemCode {
+        self.code
+    }
+
+    /// Seconds after which a 503 is worth another try.
+    fn retry_after(&self) -> Option<&'static str> {
+        (self.status == StatusCode::SERVICE_UNAVAILABLE).then_some("1")
+    }
+
+    /// The body.
+    #[must_use]
+    pub fn problem(&self, request: &RequestId) -> Problem {
+        Problem {
+            kind: format!("/problems/{}", self.code.as_str()),
+            title: title(self.code).to_owned(),
+            status: self.status.as_u16(),
+            detail: self.detail.clone(),
+            code: self.code,
+            instance: request.as_str().to_owned(),
+            errors: self.errors.clone(),
+        }
+    }
+
+    /// The whole answer.
+    pub(super) fn render(&self, request: &RequestId) -> Response {
+        let body = serde_json::to_vec(&self.problem(request)).unwrap_or_default();
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+        if let Some(seconds) = self.retry_after() {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static(seconds));
+        }
+        response
+    }
+}
+
+impl IntoResponse for Fault {
+    /// Carries the fault to the front, which knows the request's id.
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = self.status;
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl From<GateError> for Fault {
+    fn from(error: GateError) -> Self {
+        match error {
+            GateError::Overloaded => Self::new(
+                ProblemCode::Overloaded,
+                "More calls are waiting for the writer than it takes. Go on without a lease.",
+            ),
+            GateError::StoreUnavailable => Self::new(
+                ProblemCode::StoreUnavailable,
+                "The store cannot promise durability now; it is being opened again.",
+            ),
+            GateError::Recovering => recovering(),
+            GateError::Draining => draining(),
+        }
+    }
+}
+
+impl From<LeaseGone> for Fault {
+    fn from(gone: LeaseGone) -> Self {
+        match gone {
+            LeaseGone::NotFound => Self::new(
+                ProblemCode::LeaseNotFound,
+                "No lease with this id was ever issued.",
+            ),
+            LeaseGone::Released => Self::new(ProblemCode::LeaseReleased, "The lease was released."),
+            LeaseGone::Expired => Self::new(
+                ProblemCode::LeaseExpired,
+                "The lease has expired, was revoked, or ended so long ago that it is forgotten.",
+            ),
+        }
+    }
+}
+
+impl From<AcquireRefused> for Fault {
+    fn from(refused: AcquireRefused) -> Self {
+        match refused {
+            AcquireRefused::TicketConflict => Self::new(
+                ProblemCode::TicketConflict,
+                "The ticket was sent before with another session or other numbers. Use a new ticket for a new attempt.",
+            ),
+            AcquireRefused::TooManyTokens => Self::field(
+                "/max_new_tokens",
+                "prompt_tokens + max_new_tokens is above 2^53-1",
+            ),
+        }
+    }
+}
+
+/// DUR3: not loaded yet.
+pub(super) fn recovering() -> Fault {
+    Fault::new(
+        ProblemCode::Recovering,
+        "The store is being loaded, or the fleet was not read yet.",
+    )
+}
+
+/// An orderly stop has begun.
+pub(super) fn draining() -> Fault {
+    Fault::new(
+        ProblemCode::Draining,
+        "The service is stopping. Places in line and leases are kept: ask again with the same ticket.",
+    )
+}
+
+/// Nothing is served at this address.
+pub(super) fn not_found() -> Fault {
+    Fault::new(ProblemCode::NotFound, "Nothing is served at this address.")
+}
+
+/// The address does not take this method.
+pub(super) fn method_not_allowed() -> Fault {
+    Fault::new(
+        ProblemCode::MethodNotAllowed,
+        "This address does not take this method; `Allow` lists those it takes.",
+    )
+}
+
+const fn usual_status(code: ProblemCode) -> StatusCode {
+    match code {
+        ProblemCode::InvalidJson | ProblemCode::InvalidId => StatusCode::BAD_REQUEST,
+        ProblemCode::InvalidRequest => StatusCode::UNPROCESSABLE_ENTITY,
+        ProblemCode::Unauthorized => StatusCode::UNAUTHORIZED,
+        ProblemCode::Forbidden => StatusCode::FORBIDDEN,
+        ProblemCode::NotFound
+        | ProblemCode::LeaseNotFound
+        | ProblemCode::TicketNotFound
+        | ProblemCode::SessionNotFound => StatusCode::NOT_FOUND,
+        ProblemCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        ProblemCode::TicketConflict => StatusCode::CONFLICT,
+        ProblemCode::LeaseExpired | ProblemCode::LeaseReleased => StatusCode::GONE,
+        ProblemCode::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        ProblemCode::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        ProblemCode::HostNotAllowed => StatusCode::MISDIRECTED_REQUEST,
+        ProblemCode::Recovering
+        | ProblemCode::Draining
+        | ProblemCode::Overloaded
+        | ProblemCode::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+/// The kind of problem in a few words.
+#[must_use]
+pub const fn title(code: ProblemCode) -> &'static str {
+    match code {
+        ProblemCode::InvalidJson => "The body is not JSON",
+        ProblemCode::InvalidId => "An id breaks a rule",
+        ProblemCode::InvalidRequest => "The request is not as it should be",
+        ProblemCode::Unauthorized => "The token is missing or wrong",
+        ProblemCode::Forbidden => "Not allowed",
+        ProblemCode::NotFound => "Nothing here",
+        ProblemCode::LeaseNotFound => "No such lease",
+        ProblemCode::TicketNotFound => "No such ticket",
+        ProblemCode::SessionNotFound => "No such session",
+        ProblemCode::MethodNotAllowed => "Wrong method",
+        ProblemCode::TicketConflict => "The ticket was used for something else",
+        ProblemCode::LeaseExpired => "The lease has expired",
+        ProblemCode::LeaseReleased => "The lease was released",
+        ProblemCode::BodyTooLarge => "The body is too large",
+        ProblemCode::UnsupportedMediaType => "The body is not plain JSON",
+        ProblemCode::HostNotAllowed => "The host name is not allowed",
+        ProblemCode::Recovering => "Starting",
+        ProblemCode::Draining => "Stopping",
+        ProblemCode::Overloaded => "Too many calls",
+        ProblemCode::StoreUnavailable => "The store is not available",
+    }
+}
+
+/// What a caller or an operator does about it.
+#[must_use]
+pub const fn advice(code: ProblemCode) -> &'static str {
+    match code {
+        ProblemCode::InvalidJson => {
+            "Send one JSON value in UTF-8 with nothing after it, and send it whole."
+        }
+        ProblemCode::InvalidId => {
+            "Ids have 1 to 512 bytes of UTF-8, contain no control characters, and are not \".\" or \"..\". In a path, \
+             percent-encode every byte that is not a letter, a digit or one of - . _ ~ exactly once."
+        }
+        ProblemCode::InvalidRequest => {
+            "Read \"errors\" in the answer: each entry names a place in the request and what is wrong there. Unknown \
+             fields and parameters are refused, so that a typo is never silently ignored."
+        }
+        ProblemCode::Unauthorized => {
+            "Send \"Authorization: Bearer\" with a token that the service knows."
+        }
+        ProblemCode::Forbidden => {
+            "Use a token with the right for this call. From a browser, write only from the service's own pages."
+        }
+        ProblemCode::NotFound => {
+            "Look at /openapi.json for what this version serves. Ids in a path must be percent-encoded."
+        }
+        ProblemCode::LeaseNotFound => {
+            "Check the id: it is the lease_id of an admit. A lease is never found by its ticket."
+        }
+        ProblemCode::TicketNotFound => {
+            "The ticket was never sent, or it ended more than ten minutes ago."
+        }
+        ProblemCode::SessionNotFound => "The session was never used, or it is forgotten.",
+        ProblemCode::MethodNotAllowed => "Use one of the methods that the header \"Allow\" lists.",
+        ProblemCode::TicketConflict => {
+            "A ticket names one attempt. A repeat must send the same session and the same numbers; a new attempt needs \
+             a new ticket."
+        }
+        ProblemCode::LeaseExpired => {
+            "The reservation is given to others already. Long work renews its lease at a third of its life, or asks for \
+             a longer one."
+        }
+        ProblemCode::LeaseReleased => {
+            "Nothing to do: the lease was given back. Work that goes on needs a new ticket."
+        }
+        ProblemCode::BodyTooLarge => {
+            "Send at most 1 MiB, or 4 MiB to /v1/batch. Split larger batches."
+        }
+        ProblemCode::UnsupportedMediaType => {
+            "Send \"Content-Type: application/json\" and no Content-Encoding."
+        }
+        ProblemCode::HostNotAllowed => {
+            "Reach the service by the address it listens on, by a loopback name, or by a name that its configuration \
+             lists. This keeps foreign web pages from reaching it through a name of their own."
+        }
+        ProblemCode::Recovering => {
+            "Ask again in a second, with the same ticket. New work may go on without a lease."
+        }
+        ProblemCode::Draining => {
+            "A new request goes on without a lease. One that has a place in line asks again with the same ticket; the \
+             place is kept over the restart."
+        }
+        ProblemCode::Overloaded => "Go on without a lease, and ask less often.",
+        ProblemCode::StoreUnavailable => {
+            "Go on without a lease. Retry releases and cancels later. The operator makes room on the disk or mends it; \
+             the service comes back by itself."
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! The service in this process: a real store in a temporary directory, a real port, readings by hand.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use kvgate::clock::Clock;
+use kvgate::gate::{self, Gate, Phase, WriterConfig};
+use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
+use kvgate::store;
+use kvgate_core::capacity::FleetConfig;
+use kvgate_core::ids::EngineId;
+use kvgate_core::policy::Policy;
+use kvgate_core::reading::{EngineKind, Reading, Round, Source};
+use kvgate_core::units::{Ppm, Span, Tokens};
+use kvgate_core::view::View;
+use reqwest::header::HeaderMap;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Longest time that a test waits for something that must happen.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// What the service is started with.
+pub struct Builder {
+    pub policy: Policy,
+    pub engines: Vec<(&'static str, u64)>,
+    pub limits: Limits,
+    pub allowed_hosts: Vec<String>,
+    /// Feed the first round, so that the service is ready when it is handed out.
+    pub ready: bool,
+}
+
+impl Default for Builder {
+    /// Admission on, all of one engine with 1,000 tokens may be reserved, and readings stay fresh.
+    fn default() -> Self {
+        Self {
+            policy: Policy {
+                program_admission: true,
+                headroom: Ppm::ONE,
+                max_wait: Span::from_secs(600),
+                stale_after: Span::from_secs(3_600),
+                ..Policy::default()
+            },
+            engines: vec![("http://engine-1:30000", 1_000)],
+            limits: Limits::default(),
+            allowed_hosts: Vec::new(),
+            ready: true,
+        }
+    }
+}
+
+/// The running service. Dropped, it stops.
+pub struct TestApp {
+    pub gate: Gate,
+    pub address: SocketAddr,
+    pub client: reqwest::Client,
+    pub fleet: watch::Sender<Arc<FleetDetails>>,
+    pub notices: watch::Sender<Vec<ShellNotice>>,
+    pub stop: CancellationToken,
+    pub server: Option<JoinHandle<()>>,
+    pub store_is_open: Option<gate::FirstOpen<store::OpenError>>,
+    directory: tempfile::TempDir,
+}
+
+/// An answer that was read whole.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub async fn of(response: reqwest::Response) -> Self {
+        let status = response.status().as_u16();
+        let headers = response.headers().clone();
+        let text = response.text().await.unwrap();
+        Self {
+            status,
+            headers,
+            text,
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text)
+            .unwrap_or_else(|error| panic!("{error} in {:?}", self.text))
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    pub fn seq(&self) -> Option<u64> {
+        self.header("kvgate-seq").map(|seq| seq.parse().unwrap())
+    }
+
+    /// Asserts that this is a problem in the form of RFC 9457 with this status and code.
+    #[track_caller]
+    pub fn is_problem(&self, status: u16, code: &str) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        assert_eq!(
+            self.header("content-type"),
+            Some("application/problem+json"),
+            "{}",
+            self.text
+        );
+        let problem = self.json();
+        assert_eq!(problem["code"], code, "{problem}");
+        assert_eq!(problem["status"], status, "{problem}");
+        assert_eq!(problem["type"], format!("/problems/{code}"));
+        assert!(
+            !problem["title"].as_str().unwrap().is_empty()
+                && !problem["detail"].as_str().unwrap().is_empty()
+        );
+        assert_eq!(problem["instance"].as_str(), self.header("x-request-id"));
+        assert_eq!(status == 503, self.header("retry-after").is_some());
+        problem
+    }
+}
+
+fn salt() -> u64 {
+    getrandom::u64().unwrap()
+}
+
+impl Builder {
+    pub async fn start(self) -> TestApp {
+        static PROVIDER: Once = Once::new();
+        PROVIDER.call_once(|| {
+            rustls::crypto::ring::default_provider()
+                .install_default()
+                .unwrap();
+        });
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = listener.address();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_owned();
+        let config = WriterConfig {
+            policy: self.policy.validated().unwrap(),
+            fleet: FleetConfig {
+                has_router: false,
+                static_engines: self
+                    .engines
+                    .iter()
+                    .map(|(engine, _)| EngineId::new(engine))
+                    .collect::<BTreeSet<_>>(),
+            },
+            salts: salt,
+        };
+        let (gate, opened) =
+            gate::spawn(config, Clock::start(), move || store::open(&path)).unwrap();
+        let (fleet, fleet_receiver) = watch::channel(Arc::new(FleetDetails::default()));
+        let (notices, notices_receiver) = watch::channel(Vec::new());
+        let config = HttpConfig {
+            bound: vec![address],
+            allowed_hosts: self.allowed_hosts,
+            default_ttl: Span::from_secs(600),
+        };
+        let app = App::new(
+            gate.clone(),
+            config,
+            fleet_receiver,
+            notices_receiver,
+            salt(),
+        );
+        let stop = CancellationToken::new();
+        let router = http::router(app.clone(), axum::Router::new());
+        let server = tokio::spawn(http::serve(
+            listener,
+            app,
+            router,
+            self.limits,
+            stop.clone(),
+        ));
+        let mut app = TestApp {
+            gate,
+            address,
+            client: reqwest::Client::builder().no_proxy().build().unwrap(),
+            fleet,
+            notices,
+            stop,
+            server: Some(server),
+            store_is_open: Some(opened),
+            directory,
+        };
+        if self.ready {
+            app.make_ready(&self.engines).await;
+        }
+        app
+    }
+}
+
+impl TestApp {
+    pub async fn start() -> Self {
+        Builder::default().start().await
+    }
+
+    /// Waits until the store is open, and feeds the first round.
+    pub async fn make_ready(&mut self, engines: &[(&str, u64)]) {
+        let opened = self.store_is_open.take().unwrap();
+        opened.await.unwrap().unwrap();
+        self.feed(engines).await;
+        let mut phases = self.gate.phases();
+        let ready = phases.wait_for(|phase| *phase == Phase::Ready);
+        tokio::time::timeout(SOON, ready).await.unwrap().unwrap();
+    }
+
+    /// Hands in a reading round in which every engine has this capacity and does nothing.
+    pub async fn feed(&self, engines: &[(&str, u64)]) {
+        let readings = engines
+            .iter()
+            .map(|(engine, capacity)| (EngineId::new(engine), Ok(reading(*capacity))))
+            .collect();
+        let round = Round {
+            began_at: self.gate.line().unwrap().now(),
+            router: None,
+            readings,
+            start_marks: Vec::new(),
+        };
+        self.gate.round(round).await.unwrap();
+    }
+
+    /// Waits until the picture of the gate is so.
+    pub async fn until(&self, so: impl FnMut(&View) -> bool) {
+        let mut views = self.gate.views();
+        let mut so = so;
+        let seen = views.wait_for(|view| so(view));
+        tokio::time::timeout(SOON, seen)
+            .await
+            .expect("the gate never came into this state")
+            .unwrap();
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    pub async fn send(&self, request: reqwest::RequestBuilder) -> Answer {
+        Answer::of(request.timeout(SOON).send().await.unwrap()).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send(self.client.get(self.url(path))).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.send(self.client.delete(self.url(path))).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.client.post(self.url(path)).json(body)).await
+    }
+
+    /// Posts a text as JSON, whatever it is.
+    pub async fn post_text(&self, path: &str, body: impl Into<reqwest::Body>) -> Answer {
+        let request = self
+            .client
+            .post(self.url(path))
+            .header("content-type", "application/json")
+            .body(body);
+        self.send(request).await
+    }
+
+    /// Acquires at once and gives back the body.
+    pub async fn acquire(&self, ticket: &str, tokens: u64) -> Value {
+        let answer = self
+            .post(
+                "/v1/leases",
+                &serde_json::json!({"ticket_id": ticket, "session_id": "s", "reservation_tokens": tokens, "wait_s": 0}),
+            )
+            .await;
+        assert!(matches!(answer.status, 200 | 202), "{}", answer.text);
+        answer.json()
+    }
+
+    /// Everything that a refused request must leave as it is.
+    pub async fn picture(&self) -> Value {
+        let mut state = self.get("/v1/state").await.json();
+        for moving in [
+            "/store/bytes",
+            "/store/commit_p99_s",
+            "/queue/oldest_age_s",
+            "/leases/oldest_age_s",
+            "/started_at",
+        ] {
+            *state.pointer_mut(moving).unwrap() = Value::Null;
+        }
+        let names = |list: Value, name: &str| -> Vec<Value> {
+            let items = list["items"].as_array().unwrap();
+            items.iter().map(|item| item[name].clone()).collect()
+        };
+        let leases = names(self.get("/v1/leases").await.json(), "lease_id");
+        let queue = names(self.get("/v1/queue").await.json(), "ticket_id");
+        serde_json::json!({
+            "state": state, "leases": leases, "queue": queue,
+            "seq": self.gate.view().seq.0, "tally": format!("{:?}", self.gate.view().tally)
+        })
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Sends bytes as they are, on a connection of their own, and reads until the server closes.
+    pub async fn raw(&self, request: &[u8]) -> Answer {
+        let mut stream = self.connect().await;
+        stream.write_all(request).await.unwrap();
+        let mut bytes = Vec::new();
+        tokio::time::timeout(SOON, stream.read_to_end(&mut bytes))
+            .await
+            .expect("the server did not close the connection")
+            .unwrap();
+        parse_raw(&bytes)
+    }
+
+    /// Where the store is.
+    pub fn directory(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+}
+
+impl Drop for TestApp {
+    fn drop(&mut self) {
+        self.gate.begin_drain();
+        self.stop.cancel();
+        if let Some(server) = &self.server {
+            server.abort();
+        }
+    }
+}
+
+fn reading(capacity: u64) -> Reading {
+    Reading {
+        kind: EngineKind::Sglang,
+        source: Source::Loads,
+        capacity: Tokens::new(capacity).unwrap(),
+        largest_pool: Tokens::new(capacity).unwrap(),
+        usage: Some(Ppm::clamped(0)),
+        used: Some(Tokens::ZERO),
+        evictable: None,
+        available: None,
+        running: Some(0),
+        queued: Some(0),
+        ranks: 1,
+        counters: None,
+        unknown_label: false,
+    }
+}
+
+/// One answer from the bytes of a connection that the server closed.
+pub fn parse_raw(bytes: &[u8]) -> Answer {
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text.as_str(), ""));
+    let mut lines = head.split("\r\n");
+    let status = lines.next().unwrap().split(' ').nth(1);
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        let (name, value) = line.split_once(": ").unwrap();
+        headers.append(
+            name.parse::<reqwest::header::HeaderName>().unwrap(),
+            value.parse().unwrap(),
+        );
+    }
+    Answer {
+        status: status.unwrap_or("0").parse().unwrap(),
+        headers,
+        text: body.to_owned(),
+    }
+}
