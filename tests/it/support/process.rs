@@ -64,6 +64,8 @@ impl Kvgate {
 
     /// Starts a command that listens, and waits until it does.
     pub fn start(arguments: &[&str]) -> Self {
+        // Every client of the process shares one provider; another test may have installed it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let mut child = command(arguments)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
