@@ -230,7 +230,7 @@ async fn acquire(connection: &mut Connection) -> String {
         "ttl_s": 600, "request_id": "rid-0123456789", "client": "rollout-3",
     });
     let answer = call(connection, "/v1/leases", body.to_string()).await;
-    assert_eq!(answer["action"], "admit");
+    assert_eq!(answer["action"], "admit", "{answer}");
     answer["lease_id"].as_str().unwrap().to_owned()
 }
 
@@ -255,9 +255,9 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut address = None;
-        for line in stderr.lines() {
+        for line in lines.by_ref() {
             let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
             let fields = &line["fields"];
             if fields["message"] == "listening" {
@@ -267,6 +267,7 @@ impl Server {
                 break;
             }
         }
+        std::thread::spawn(move || lines.for_each(drop));
         let address = address.expect("kvgate listens before it is ready");
         Self { child, address }
     }

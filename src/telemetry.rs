@@ -12,6 +12,8 @@ pub fn start_logging(json: bool) {
     let lines = fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // A closed stderr must not end the task that has something to say.
+        .log_internal_errors(false)
         .with_ansi(colour);
     // Fails only when logging has begun already, as in tests of one process.
     let _ = if json {

@@ -197,3 +197,22 @@ async fn check_says_what_is_to_be_mended() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains("neither a router nor an engine"));
 }
+
+/// A service whose stderr nobody reads any more goes on reading its fleet and deciding.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_closed_stderr_ends_nothing() {
+    let fleet = fleet().await;
+    let data = tempfile::tempdir().unwrap();
+    let mut child = command(&["serve", "--listen", "127.0.0.1:0", "--program-admission"])
+        .args(["--router", &fleet.router_url(), "--data"])
+        .arg(data.path())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    // Rounds go on beyond the line that is logged when the first one ends the degraded state.
+    let read = |requests: &[kvgate::demo::RecordedRequest]| requests.len() > 8;
+    fleet.engine(0).wait_for(read).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
