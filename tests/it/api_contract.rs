@@ -674,7 +674,7 @@ async fn lists_are_filtered_and_paged() {
     }
 }
 
-/// CAP4, TIM1: the state has every part; figures come from the fleet and the ledger.
+/// CAP4, DEC5, TIM1: the state has every part; figures come from the fleet and the ledger.
 #[tokio::test]
 async fn state_has_every_part() {
     let app = Builder {

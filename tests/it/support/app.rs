@@ -65,7 +65,7 @@ pub struct TestApp {
     pub stop: CancellationToken,
     pub server: Option<JoinHandle<()>>,
     pub store_is_open: Option<gate::FirstOpen<store::OpenError>>,
-    directory: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 /// An answer that was read whole.
@@ -187,7 +187,7 @@ impl Builder {
             stop,
             server: Some(server),
             store_is_open: Some(opened),
-            directory,
+            _directory: directory,
         };
         if self.ready {
             app.make_ready(&self.engines).await;
@@ -317,11 +317,6 @@ impl TestApp {
             .expect("the server did not close the connection")
             .unwrap();
         parse_raw(&bytes)
-    }
-
-    /// Where the store is.
-    pub fn directory(&self) -> &std::path::Path {
-        self.directory.path()
     }
 }
 
