@@ -485,7 +485,12 @@ where
                     answerers.push(Answerer::Leave(slot));
                 }
             }
-            Message::Gone(slot) => self.waiters.gone(slot),
+            Message::Gone(slot) => {
+                for command in self.waiters.gone(slot) {
+                    turn.handle(command);
+                    answerers.push(Answerer::Nobody);
+                }
+            }
             Message::Signal(command) => {
                 turn.handle(command);
                 answerers.push(Answerer::Nobody);
@@ -626,10 +631,8 @@ where
             Message::Acquire { reply, .. } => drop(reply.send(Err(error))),
             Message::Watch { reply, .. } => drop(reply.send(Err(error))),
             Message::EndWait(slot) => self.waiters.refuse(slot, error),
-            Message::Gone(slot) => {
-                self.waiters.gone(slot);
-                drop(self.waiters.take_follow_ups());
-            }
+            // The core that is loaded next takes every caller for away until it is told otherwise.
+            Message::Gone(slot) => drop(self.waiters.gone(slot)),
             Message::Signal(_) => {}
             Message::RefuseWaiting => self.refuse_waiting(),
             Message::Close { done } => return Some(done),
