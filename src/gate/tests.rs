@@ -367,6 +367,41 @@ async fn tic4_a_watch_that_goes_keeps_nothing() {
     }
 }
 
+/// TIC2: a call whose own time is over before the writer has seen it is answered all the same.
+#[tokio::test]
+async fn tic2_a_call_whose_time_is_over_at_once_is_answered() {
+    let held = Held::start().await;
+    let instant = Duration::from_millis(1);
+    let mut waits = Box::pin(held.gate.acquire(acquire("w", 1), instant));
+    let tickets = vec![TicketId::new("w").unwrap()];
+    let mut watches = Box::pin(held.gate.watch(tickets, Duration::ZERO));
+    held.barrier.close();
+    let mut marker = Box::pin(held.gate.cancel(TicketId::new("marker").unwrap()));
+    assert!((&mut marker).now_or_never().is_none());
+    held.barrier.wait_for_the_writer();
+    assert!((&mut waits).now_or_never().is_none());
+    assert!((&mut watches).now_or_never().is_none());
+    // The same turn sees both calls and the ends of their times.
+    let answered = async {
+        tokio::select! {
+            _ = &mut waits => {}
+            _ = &mut watches => {}
+        }
+    };
+    let over = tokio::time::timeout(instant * 50, answered).await;
+    assert!(over.is_err(), "answered before the commit");
+    held.barrier.open();
+    marker.await.unwrap();
+    let answered = tokio::time::timeout(SOON, waits).await.unwrap().unwrap();
+    let decision = answered.value.unwrap();
+    assert!(
+        matches!(decision.answer.outcome, Outcome::Wait(_)),
+        "{decision:?}"
+    );
+    let watched = tokio::time::timeout(SOON, watches).await.unwrap().unwrap();
+    assert!(watched.is_empty(), "{watched:?}");
+}
+
 /// A call that comes in with the drain, or after it, is refused and not parked.
 #[tokio::test]
 async fn a_call_beside_a_drain_is_refused() {

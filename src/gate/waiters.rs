@@ -163,6 +163,11 @@ impl Waiters {
         }
     }
 
+    /// Whether the call is open and parked.
+    pub(super) fn has(&self, id: SlotId) -> bool {
+        self.slots.contains_key(&id)
+    }
+
     /// The call's own time is over. For an acquire the core is asked where it stands.
     pub(super) fn end_wait(&mut self, id: SlotId) -> Option<Command> {
         match self.slots.get_mut(&id)? {
