@@ -1,3 +1,4 @@
 //! What the tests of the service share.
 
 pub mod app;
+pub mod store;
