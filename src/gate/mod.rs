@@ -10,6 +10,8 @@
 //! Everything that queued up while the last commit ran is the next turn; there is no window.
 //! No reply leaves before its turn is durable (DUR1).
 
+#[cfg(test)]
+mod tests;
 mod waiters;
 mod writer;
 
@@ -205,17 +207,17 @@ impl Gate {
                 (_, other) => Err(unexpected(&other)),
             };
         };
-        let (reply, mut answer) = oneshot::channel();
+        let (reply, mut answer) = self.awaited();
         self.send(Message::Acquire {
             slot: call.slot,
             acquire,
             reply,
         })?;
-        let (seq, result) = match tokio::time::timeout(wait, &mut answer).await {
+        let (seq, result) = match tokio::time::timeout(wait, answer.read()).await {
             Ok(answer) => answer,
             Err(_) => {
                 self.signal(Message::EndWait(call.slot));
-                answer.await
+                answer.read().await
             }
         }
         .unwrap_or(Err(GateError::Draining))?;
@@ -236,17 +238,17 @@ impl Gate {
         let call = self.open_call();
         let wait = if call.is_some() { wait } else { Duration::ZERO };
         let call = call.unwrap_or_else(|| self.call());
-        let (reply, mut answer) = oneshot::channel();
+        let (reply, mut answer) = self.awaited();
         self.send(Message::Watch {
             slot: call.slot,
             tickets,
             reply,
         })?;
-        let watched = match tokio::time::timeout(wait, &mut answer).await {
+        let watched = match tokio::time::timeout(wait, answer.read()).await {
             Ok(answer) => answer,
             Err(_) => {
                 self.signal(Message::EndWait(call.slot));
-                answer.await
+                answer.read().await
             }
         }
         .unwrap_or(Err(GateError::Draining))?;
@@ -265,9 +267,9 @@ impl Gate {
         &self,
         commands: Vec<Command>,
     ) -> Result<Vec<Result<(Option<Seq>, Reply), GateError>>, GateError> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, mut answer) = self.awaited();
         self.send(Message::Commands { commands, reply })?;
-        answer.await.map_err(|_| GateError::Draining)
+        answer.read().await.ok_or(GateError::Draining)
     }
 
     /// Gives a lease back.
@@ -460,6 +462,15 @@ impl Gate {
         let _ = self.inner.inbox.send(message);
     }
 
+    fn awaited<T: Unread>(&self) -> (oneshot::Sender<T>, Awaited<T>) {
+        let (sender, receiver) = oneshot::channel();
+        let awaited = Awaited {
+            gate: self.clone(),
+            receiver,
+        };
+        (sender, awaited)
+    }
+
     fn call(&self) -> Call {
         self.inner.waiting_calls.fetch_add(1, Ordering::Relaxed);
         Call {
@@ -497,6 +508,69 @@ impl Drop for Call {
         if self.open {
             self.gate.signal(Message::Gone(self.slot));
         }
+    }
+}
+
+/// The caller's end of an answer. When the caller goes away between the answer and its reading, the
+/// answer would be lost without a trace; so whoever drops this end looks whether one has come.
+///
+/// Declared after the [`Call`], it is dropped first: the writer hears of the caller that went away
+/// only when no answer can be sent to it any more.
+struct Awaited<T: Unread> {
+    gate: Gate,
+    receiver: oneshot::Receiver<T>,
+}
+
+impl<T: Unread> Awaited<T> {
+    /// `None` when the writer is gone.
+    async fn read(&mut self) -> Option<T> {
+        (&mut self.receiver).await.ok()
+    }
+}
+
+impl<T: Unread> Drop for Awaited<T> {
+    fn drop(&mut self) {
+        self.receiver.close();
+        if let Ok(unread) = self.receiver.try_recv() {
+            for answer in unread.answers() {
+                // Dropped, the receipt says that the answer did not arrive.
+                drop(self.gate.with_receipt(answer));
+            }
+        }
+    }
+}
+
+/// What may come to a caller that is not there any more.
+trait Unread {
+    /// The decisions in it.
+    fn answers(self) -> Vec<Answer>;
+}
+
+impl Unread for Result<(Option<Seq>, Result<Answer, AcquireRefused>), GateError> {
+    fn answers(self) -> Vec<Answer> {
+        self.into_iter()
+            .filter_map(|(_, answer)| answer.ok())
+            .collect()
+    }
+}
+
+impl Unread for Result<Watch, GateError> {
+    fn answers(self) -> Vec<Answer> {
+        self.into_iter()
+            .flatten()
+            .filter_map(|(_, answer)| answer)
+            .collect()
+    }
+}
+
+impl Unread for Vec<Replied> {
+    fn answers(self) -> Vec<Answer> {
+        self.into_iter()
+            .filter_map(|reply| match reply {
+                Ok((_, Reply::Acquire(answer))) => answer.ok(),
+                Ok(_) | Err(_) => None,
+            })
+            .collect()
     }
 }
 

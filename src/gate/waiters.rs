@@ -23,6 +23,8 @@ enum Slot {
         /// Number of the enqueue, for the answer that still says wait.
         seq: Option<Seq>,
         reply: AcquireSender,
+        /// The core was told in this turn that the call ends.
+        leaving: bool,
     },
     Watch {
         tickets: Vec<TicketId>,
@@ -51,7 +53,7 @@ impl Waiters {
         !self.follow_ups.is_empty()
     }
 
-    /// An acquire that waits.
+    /// An acquire that waits. Its caller may be gone before it could be parked.
     pub(super) fn park(
         &mut self,
         id: SlotId,
@@ -59,8 +61,17 @@ impl Waiters {
         seq: Option<Seq>,
         reply: AcquireSender,
     ) {
+        if reply.is_closed() {
+            self.follow_ups.push(Command::Gone(ticket));
+            return;
+        }
         self.by_ticket.entry(ticket.clone()).or_default().push(id);
-        let slot = Slot::Acquire { ticket, seq, reply };
+        let slot = Slot::Acquire {
+            ticket,
+            seq,
+            reply,
+            leaving: false,
+        };
         self.slots.insert(id, slot);
     }
 
@@ -71,6 +82,9 @@ impl Waiters {
         watched: Vec<(TicketId, Watched)>,
         reply: Sender<Watch>,
     ) {
+        if reply.is_closed() {
+            return self.watch_of_nobody(watched);
+        }
         let mut tickets = Vec::with_capacity(watched.len());
         let mut decided = BTreeMap::new();
         for (ticket, state) in watched {
@@ -98,12 +112,23 @@ impl Waiters {
         self.slots.insert(id, slot);
     }
 
-    /// Tells every call that waits for this ticket.
+    /// A watch whose caller was gone before it could be parked.
+    fn watch_of_nobody(&mut self, watched: Vec<(TicketId, Watched)>) {
+        for (ticket, state) in watched {
+            match state {
+                Watched::Waiting => self.follow_ups.push(Command::Gone(ticket)),
+                Watched::Decided(answer) => self.undelivered(&answer),
+                Watched::Unknown => {}
+            }
+        }
+    }
+
+    /// Tells every call that waits for this ticket. The core may have taken a caller for present
+    /// that went away in this very turn; so a decision that nobody was told is undelivered, whether
+    /// or not a call was open.
     pub(super) fn decided(&mut self, seq: Option<Seq>, answer: &Answer) {
         let mut told = false;
-        let mut asked = false;
         for id in self.by_ticket.remove(&answer.ticket).unwrap_or_default() {
-            asked = true;
             match self.slots.remove(&id) {
                 Some(Slot::Acquire { reply, .. }) => {
                     told |= reply.send(Ok((seq, Ok(answer.clone())))).is_ok();
@@ -126,7 +151,7 @@ impl Waiters {
                 None => {}
             }
         }
-        if asked && !told {
+        if !told {
             self.undelivered(answer);
         }
     }
@@ -138,10 +163,20 @@ impl Waiters {
         }
     }
 
+    /// Whether the call is open and parked.
+    pub(super) fn has(&self, id: SlotId) -> bool {
+        self.slots.contains_key(&id)
+    }
+
     /// The call's own time is over. For an acquire the core is asked where it stands.
     pub(super) fn end_wait(&mut self, id: SlotId) -> Option<Command> {
-        match self.slots.get(&id)? {
-            Slot::Acquire { ticket, .. } => Some(Command::Leave(ticket.clone())),
+        match self.slots.get_mut(&id)? {
+            Slot::Acquire {
+                ticket, leaving, ..
+            } => {
+                *leaving = true;
+                Some(Command::Leave(ticket.clone()))
+            }
             Slot::Watch { .. } => {
                 self.end_watch(id);
                 None
@@ -152,24 +187,33 @@ impl Waiters {
     /// Answers an acquire that still waits; one that was decided meanwhile has its answer.
     pub(super) fn left(&mut self, id: SlotId, answer: Option<Answer>) {
         let Some(answer) = answer else { return };
-        if let Some(Slot::Acquire { ticket, seq, reply }) = self.slots.remove(&id) {
+        if let Some(Slot::Acquire {
+            ticket, seq, reply, ..
+        }) = self.slots.remove(&id)
+        {
             self.unlist(&ticket, id);
             // A caller that is gone has left the ticket to the claim grace already.
             let _ = reply.send(Ok((seq, Ok(answer))));
         }
     }
 
-    /// The caller went away.
-    pub(super) fn gone(&mut self, id: SlotId) {
+    /// The caller went away: what the core must hear in this turn, before its queue moves.
+    pub(super) fn gone(&mut self, id: SlotId) -> Vec<Command> {
         match self.slots.remove(&id) {
-            Some(Slot::Acquire { ticket, .. }) => {
+            Some(Slot::Acquire {
+                ticket, leaving, ..
+            }) => {
                 self.unlist(&ticket, id);
-                self.follow_ups.push(Command::Gone(ticket));
+                // A call that ends in this turn leaves but once.
+                (!leaving)
+                    .then_some(Command::Gone(ticket))
+                    .into_iter()
+                    .collect()
             }
             Some(Slot::Watch {
                 tickets, decided, ..
-            }) => self.leave_waiting(id, tickets, &decided),
-            None => {}
+            }) => self.left_waiting(id, tickets, &decided),
+            None => Vec::new(),
         }
     }
 
@@ -261,7 +305,8 @@ impl Waiters {
                 Some((ticket.clone(), answer.clone()))
             })
             .collect();
-        self.leave_waiting(id, tickets, &decided);
+        let left = self.left_waiting(id, tickets, &decided);
+        self.follow_ups.extend(left);
         if reply.send(Ok(results)).is_err() {
             for answer in decided.into_values().flatten() {
                 self.undelivered(&answer);
@@ -269,18 +314,21 @@ impl Waiters {
         }
     }
 
-    fn leave_waiting(
+    /// Takes a watch off the tickets that still wait, and says so for each of them.
+    fn left_waiting(
         &mut self,
         id: SlotId,
         tickets: Vec<TicketId>,
         decided: &BTreeMap<TicketId, Option<Answer>>,
-    ) {
+    ) -> Vec<Command> {
+        let mut left = Vec::new();
         for ticket in tickets {
             if !decided.contains_key(&ticket) {
                 self.unlist(&ticket, id);
-                self.follow_ups.push(Command::Gone(ticket));
+                left.push(Command::Gone(ticket));
             }
         }
+        left
     }
 
     /// The answer reached nobody.

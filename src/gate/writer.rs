@@ -176,6 +176,7 @@ where
         view: view_sender,
         stats,
         waiters: Waiters::default(),
+        late_ends: Vec::new(),
         draining: false,
         store: PhantomData,
     };
@@ -247,6 +248,8 @@ struct Writer<S, O> {
     view: watch::Sender<Arc<View>>,
     stats: CommitStats,
     waiters: Waiters,
+    /// Calls whose time was over before they could be parked: ended in the next turn.
+    late_ends: Vec<SlotId>,
     /// An orderly stop has begun: no call waits any more.
     draining: bool,
     store: PhantomData<fn() -> S>,
@@ -326,6 +329,9 @@ where
                 turn.handle(command);
                 answerers.push(Answerer::Nobody);
             }
+            for slot in std::mem::take(&mut self.late_ends) {
+                self.end_wait(slot, &mut turn, &mut answerers);
+            }
             for message in gathered {
                 closing = closing.or(self.take(message, &mut turn, &mut answerers, &mut groups));
             }
@@ -373,7 +379,7 @@ where
             let left = deadline.since(self.clock.now());
             wait = wait.min(Duration::from_millis(left.millis()));
         }
-        if at_once || self.waiters.has_follow_ups() {
+        if at_once || self.waiters.has_follow_ups() || !self.late_ends.is_empty() {
             wait = Duration::ZERO;
         }
         let mut gathered = Vec::new();
@@ -456,12 +462,19 @@ where
                 answerers.push(Answerer::Watch { slot, reply });
             }
             Message::EndWait(slot) => {
-                if let Some(command) = self.waiters.end_wait(slot) {
-                    turn.handle(command);
-                    answerers.push(Answerer::Leave(slot));
+                if self.waiters.has(slot) {
+                    self.end_wait(slot, turn, answerers);
+                } else {
+                    // Answered already, or it came in this turn and is parked at its end.
+                    self.late_ends.push(slot);
                 }
             }
-            Message::Gone(slot) => self.waiters.gone(slot),
+            Message::Gone(slot) => {
+                for command in self.waiters.gone(slot) {
+                    turn.handle(command);
+                    answerers.push(Answerer::Nobody);
+                }
+            }
             Message::Signal(command) => {
                 turn.handle(command);
                 answerers.push(Answerer::Nobody);
@@ -470,6 +483,14 @@ where
             Message::Close { done } => return Some(done),
         }
         None
+    }
+
+    /// The call's own time is over.
+    fn end_wait(&mut self, slot: SlotId, turn: &mut Turn, answerers: &mut Vec<Answerer>) {
+        if let Some(command) = self.waiters.end_wait(slot) {
+            turn.handle(command);
+            answerers.push(Answerer::Leave(slot));
+        }
     }
 
     /// Ends every open call, and those that this turn is about to park.
@@ -602,10 +623,8 @@ where
             Message::Acquire { reply, .. } => drop(reply.send(Err(error))),
             Message::Watch { reply, .. } => drop(reply.send(Err(error))),
             Message::EndWait(slot) => self.waiters.refuse(slot, error),
-            Message::Gone(slot) => {
-                self.waiters.gone(slot);
-                drop(self.waiters.take_follow_ups());
-            }
+            // The core that is loaded next takes every caller for away until it is told otherwise.
+            Message::Gone(slot) => drop(self.waiters.gone(slot)),
             Message::Signal(_) => {}
             Message::RefuseWaiting => self.refuse_waiting(),
             Message::Close { done } => return Some(done),

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use super::answer::{json, with_receipts, with_seq};
 use super::app::{App, RequestId, Shown};
 use super::convert::{self, Asked, CallFacts};
-use super::extract::{BatchBody, NoQuery, parse, unreadable};
+use super::extract::{BatchBody, NoQuery, object, parse, unreadable};
 use super::leases::{acquire_status, known};
 use super::problem::Fault;
 use crate::gate::{GateError, Receipt};
@@ -47,8 +47,9 @@ pub(super) async fn batch(
     _: NoQuery,
     BatchBody(bytes): BatchBody,
 ) -> Result<Response, Fault> {
+    let text = object(&bytes)?;
     let envelope: Envelope<'_> =
-        serde_json::from_slice(&bytes).map_err(|error| unreadable("", &error))?;
+        serde_json::from_str(text).map_err(|error| unreadable("", &error, text))?;
     if envelope.operations.len() > OPERATIONS_MAX {
         return Err(Fault::field(
             "/operations",
@@ -131,14 +132,12 @@ fn plan(operation: &RawValue, app: &App) -> Result<Planned, Fault> {
 /// Reads one operation. serde collects the fields of a tagged choice before it reads them, and so
 /// loses their places; a second, slower look finds the place again.
 fn read(text: &str) -> Result<BatchOperation, Fault> {
+    let text = object(text.as_bytes())?;
     serde_json::from_str(text).map_err(|error| {
-        let fault = unreadable("", &error);
-        let found = place_inside(text).map_or(fault.clone(), |placed| placed);
-        if found.status() == fault.status() {
-            found
-        } else {
-            fault
-        }
+        let fault = unreadable("", &error, text);
+        place_inside(text)
+            .filter(|placed| placed.status() == fault.status())
+            .unwrap_or(fault)
     })
 }
 

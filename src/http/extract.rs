@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt;
 use kvgate_api::ProblemCode;
 use kvgate_core::ids::{LeaseId, TicketId};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_path_to_error::Segment;
 
 use super::problem::Fault;
@@ -154,29 +154,53 @@ fn too_large(bound: usize) -> Fault {
     )
 }
 
-/// Reads one JSON value. What is no JSON is 400; what is JSON but not what is asked for is 422 with
+/// Reads one JSON object. What is no JSON is 400; what is JSON but not what is asked for is 422 with
 /// the place (TOK2: numbers out of range and keys that stand twice among them).
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
-    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let text = object(bytes)?;
+    let mut reader = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let pointer = pointer(error.path());
-        unreadable(&pointer, error.inner())
+        unreadable(&pointer, error.inner(), text)
     })?;
-    reader.end().map_err(|error| unreadable("", &error))?;
+    reader.end().map_err(|error| unreadable("", &error, text))?;
     Ok(value)
 }
 
-/// The fault of a JSON reader that stopped at `pointer`.
-pub(super) fn unreadable(pointer: &str, error: &serde_json::Error) -> Fault {
-    let text = error.to_string();
-    // serde_json calls a number such as 1e400 a syntax error, but the text is good JSON.
-    let out_of_range = text.starts_with("number out of range");
-    if error.is_data() || out_of_range {
-        return Fault::field(completed(pointer, &text), without_position(&text));
+/// The text of an object. Readers made by serde take a list of the fields' values as well, which
+/// nobody means.
+pub(super) fn object(bytes: &[u8]) -> Result<&str, Fault> {
+    let text = std::str::from_utf8(bytes)
+        .map_err(|_| Fault::new(ProblemCode::InvalidJson, "The body is not UTF-8."))?;
+    if text.trim_start().starts_with('{') {
+        return Ok(text);
     }
+    Err(match serde_json::from_str::<IgnoredAny>(text) {
+        Ok(_) => Fault::field("", "must be an object"),
+        Err(error) => not_json(&error.to_string()),
+    })
+}
+
+/// The fault of a JSON reader that stopped at `pointer` in `text`.
+pub(super) fn unreadable(pointer: &str, error: &serde_json::Error, text: &str) -> Fault {
+    let words = error.to_string();
+    // serde_json calls some wrong values errors of syntax (1e400, a number for a word), and stops at
+    // a wrong value before it sees that the text is cut. So the text is judged by itself.
+    let not_unicode = words.contains("surrogate") || words.contains("hex escape");
+    if not_unicode || serde_json::from_str::<IgnoredAny>(text).is_err() {
+        return not_json(&words);
+    }
+    let detail = match without_position(&words) {
+        "expected value" => "wrong type",
+        detail => detail,
+    };
+    Fault::field(completed(pointer, &words), detail)
+}
+
+fn not_json(words: &str) -> Fault {
     Fault::new(
         ProblemCode::InvalidJson,
-        format!("The body cannot be read as JSON: {text}."),
+        format!("The body cannot be read as JSON: {words}."),
     )
 }
 
@@ -198,9 +222,9 @@ fn completed(pointer: &str, text: &str) -> String {
     }
 }
 
-fn without_position(text: &str) -> String {
+fn without_position(text: &str) -> &str {
     let end = text.rfind(" at line ").unwrap_or(text.len());
-    text.get(..end).unwrap_or(text).to_owned()
+    text.get(..end).unwrap_or(text)
 }
 
 /// RFC 6901.

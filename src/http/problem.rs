@@ -55,7 +55,10 @@ impl Fault {
     /// 400: an id breaks a rule, which the detail names.
     #[must_use]
     pub fn id(pointer: impl Into<String>, rule: IdError) -> Self {
-        let sentence = format!("{rule}.");
+        let mut sentence = format!("{rule}.");
+        if let Some(first) = sentence.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
         Self::new(ProblemCode::InvalidId, sentence.clone()).at(pointer, sentence)
     }
 

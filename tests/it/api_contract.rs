@@ -7,7 +7,8 @@ use kvgate_core::tally::LocalBypass;
 use kvgate_core::units::{Ppm, Span};
 use serde_json::{Value, json};
 
-use crate::support::app::{Answer, Builder, TestApp};
+use crate::support::app::{Answer, Builder, SOON, TestApp};
+use crate::support::store::{Mood, Switch};
 
 fn keys(body: &Value) -> BTreeSet<&str> {
     body.as_object()
@@ -674,7 +675,7 @@ async fn lists_are_filtered_and_paged() {
     }
 }
 
-/// CAP4, TIM1: the state has every part; figures come from the fleet and the ledger.
+/// CAP4, DEC5, TIM1: the state has every part; figures come from the fleet and the ledger.
 #[tokio::test]
 async fn state_has_every_part() {
     let app = Builder {
@@ -1022,4 +1023,111 @@ async fn every_problem_has_a_page() {
     app.get("/problems/nothing")
         .await
         .is_problem(404, "not_found");
+}
+
+/// While the store is away acquires bypass, everything else that writes is 503, and the service comes back by itself.
+#[tokio::test]
+async fn without_a_store_acquires_bypass() {
+    let switch = Switch::default();
+    let opened = switch.clone();
+    let app = Builder::default().start_on(move || opened.open()).await;
+    let held = app.acquire("held", 100).await;
+    let lease = format!("/v1/leases/{}", held["lease_id"].as_str().unwrap());
+    switch.set(Mood::Failing);
+    let body = json!({"ticket_id": "t", "session_id": "s", "prompt_tokens": 7, "max_new_tokens": 3, "ttl_s": 0});
+    // The first meets the failing commit, the second the store that is away.
+    for _ in 0..2 {
+        let answer = app.post("/v1/leases", &body).await;
+        assert_eq!((answer.status, answer.seq()), (200, None));
+        let bypass = answer.json();
+        assert_eq!(
+            (&bypass["action"], &bypass["reason"]),
+            (&json!("bypass"), &json!("store_unavailable"))
+        );
+        assert_eq!(
+            (&bypass["reservation_tokens"], &bypass["repeated"]),
+            (&json!(10), &json!(false))
+        );
+        assert_eq!(
+            (&bypass["ttl_clamped"], &bypass["session_reopened"]),
+            (&json!(true), &json!(false))
+        );
+    }
+    app.delete(&lease)
+        .await
+        .is_problem(503, "store_unavailable");
+    app.delete("/v1/tickets/t")
+        .await
+        .is_problem(503, "store_unavailable");
+    app.post("/v1/wait", &json!({"ticket_ids": ["t"]}))
+        .await
+        .is_problem(503, "store_unavailable");
+    let operations = json!({"operations": [
+        {"op": "acquire", "ticket_id": "b", "session_id": "s", "reservation_tokens": 1},
+        {"op": "cancel", "ticket_id": "b"}
+    ]});
+    let batch = app.post("/v1/batch", &operations).await.json();
+    assert_eq!(batch["results"][0]["body"]["reason"], "store_unavailable");
+    assert_eq!(
+        (
+            &batch["results"][1]["status"],
+            &batch["results"][1]["body"]["code"]
+        ),
+        (&json!(503), &json!("store_unavailable"))
+    );
+    app.get("/readyz").await.is_problem(503, "recovering");
+    assert_eq!(
+        app.get("/healthz").await.status,
+        200,
+        "recovering is no reason to be killed"
+    );
+    assert_eq!(
+        app.get("/v1/state").await.json()["store"]["state"],
+        "unavailable"
+    );
+    switch.set(Mood::Good);
+    let mut phases = app.gate.phases();
+    let back = phases.wait_for(|phase| *phase != kvgate::gate::Phase::Unavailable);
+    tokio::time::timeout(SOON, back).await.unwrap().unwrap();
+    assert_eq!(app.delete(&lease).await.json()["outcome"], "released");
+}
+
+/// A full inbox is said at once; callers go on without a lease.
+#[tokio::test]
+async fn a_full_inbox_is_overloaded() {
+    let switch = Switch::default();
+    let opened = switch.clone();
+    let app = Builder::default().start_on(move || opened.open()).await;
+    switch.set(Mood::Holding);
+    let held = tokio::spawn(app.client.delete(app.url("/v1/tickets/marker")).send());
+    let waits = switch.clone();
+    tokio::task::spawn_blocking(move || waits.wait_until_held())
+        .await
+        .unwrap();
+    for _ in 0..kvgate::gate::INBOX_MAX {
+        app.gate.local_bypasses(vec![(LocalBypass::Other, 1)]);
+    }
+    let body = json!({"ticket_id": "t", "session_id": "s", "reservation_tokens": 1});
+    app.post("/v1/leases", &body)
+        .await
+        .is_problem(503, "overloaded");
+    app.post(
+        "/v1/batch",
+        &json!({"operations": [{"op": "cancel", "ticket_id": "t"}]}),
+    )
+    .await
+    .is_problem(503, "overloaded");
+    assert_eq!(
+        app.get("/v1/state").await.status,
+        200,
+        "the picture needs no writer"
+    );
+    switch.set(Mood::Good);
+    assert_eq!(held.await.unwrap().unwrap().status(), 200);
+    app.until(|view| view.tally.reported(LocalBypass::Other) > 0)
+        .await;
+    assert_eq!(
+        app.post("/v1/leases", &body).await.json()["action"],
+        "admit"
+    );
 }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use kvgate::clock::Clock;
-use kvgate::gate::{self, Gate, Phase, WriterConfig};
+use kvgate::gate::{self, Gate, Opened, Phase, StoreControl, WriterConfig};
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use kvgate::store;
 use kvgate_core::capacity::FleetConfig;
@@ -64,8 +65,9 @@ pub struct TestApp {
     pub notices: watch::Sender<Vec<ShellNotice>>,
     pub stop: CancellationToken,
     pub server: Option<JoinHandle<()>>,
-    pub store_is_open: Option<gate::FirstOpen<store::OpenError>>,
-    directory: tempfile::TempDir,
+    /// Ends when the store was opened for the first time.
+    store_is_open: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    _directory: Option<tempfile::TempDir>,
 }
 
 /// An answer that was read whole.
@@ -130,7 +132,23 @@ fn salt() -> u64 {
 }
 
 impl Builder {
+    /// On a real store in a temporary directory.
     pub async fn start(self) -> TestApp {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_owned();
+        let mut app = self.start_on(move || store::open(&path)).await;
+        app._directory = Some(directory);
+        app
+    }
+
+    /// On whatever store `open` gives.
+    pub async fn start_on<S, O>(self, open: O) -> TestApp
+    where
+        S: StoreControl,
+        S::Error: std::fmt::Display,
+        S::OpenError: std::fmt::Debug,
+        O: FnMut() -> Result<Opened<S>, S::OpenError> + Send + 'static,
+    {
         static PROVIDER: Once = Once::new();
         PROVIDER.call_once(|| {
             rustls::crypto::ring::default_provider()
@@ -139,8 +157,6 @@ impl Builder {
         });
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.address();
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().to_owned();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
             fleet: FleetConfig {
@@ -153,8 +169,7 @@ impl Builder {
             },
             salts: salt,
         };
-        let (gate, opened) =
-            gate::spawn(config, Clock::start(), move || store::open(&path)).unwrap();
+        let (gate, opened) = gate::spawn::<S, O>(config, Clock::start(), open).unwrap();
         let (fleet, fleet_receiver) = watch::channel(Arc::new(FleetDetails::default()));
         let (notices, notices_receiver) = watch::channel(Vec::new());
         let config = HttpConfig {
@@ -186,8 +201,8 @@ impl Builder {
             notices,
             stop,
             server: Some(server),
-            store_is_open: Some(opened),
-            directory,
+            store_is_open: Some(Box::pin(async { opened.await.unwrap().unwrap() })),
+            _directory: None,
         };
         if self.ready {
             app.make_ready(&self.engines).await;
@@ -203,8 +218,7 @@ impl TestApp {
 
     /// Waits until the store is open, and feeds the first round.
     pub async fn make_ready(&mut self, engines: &[(&str, u64)]) {
-        let opened = self.store_is_open.take().unwrap();
-        opened.await.unwrap().unwrap();
+        self.store_is_open.take().unwrap().await;
         self.feed(engines).await;
         let mut phases = self.gate.phases();
         let ready = phases.wait_for(|phase| *phase == Phase::Ready);
@@ -317,11 +331,6 @@ impl TestApp {
             .expect("the server did not close the connection")
             .unwrap();
         parse_raw(&bytes)
-    }
-
-    /// Where the store is.
-    pub fn directory(&self) -> &std::path::Path {
-        self.directory.path()
     }
 }
 

@@ -1,0 +1,103 @@
+//! A store in memory that fails or holds commits back when a test says so.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use kvgate_core::memory::MemoryStore;
+use kvgate_core::store::{Commit, Opened, Store, StoreControl};
+
+/// What the store does with commits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mood {
+    #[default]
+    Good,
+    /// Commits and openings fail.
+    Failing,
+    /// Commits do not return.
+    Holding,
+}
+
+/// The test's end of the store.
+#[derive(Clone, Debug, Default)]
+pub struct Switch {
+    shared: Arc<(Mutex<Shared>, Condvar)>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    mood: Mood,
+    held: bool,
+    stored: MemoryStore,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the disk is broken, as the test wants it")]
+pub struct Broken;
+
+#[derive(Debug)]
+pub struct MoodyStore(Switch);
+
+impl Switch {
+    fn with<R>(&self, change: impl FnOnce(&mut Shared) -> R) -> R {
+        let result = change(&mut self.shared.0.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.1.notify_all();
+        result
+    }
+
+    pub fn set(&self, mood: Mood) {
+        self.with(|shared| shared.mood = mood);
+    }
+
+    /// Returns when a commit is held back.
+    pub fn wait_until_held(&self) {
+        let guard = self.shared.0.lock().unwrap();
+        let soon = Duration::from_secs(30);
+        let waited = self
+            .shared
+            .1
+            .wait_timeout_while(guard, soon, |shared| !shared.held);
+        assert!(!waited.unwrap().1.timed_out(), "the writer did not commit");
+    }
+
+    pub fn open(&self) -> Result<Opened<MoodyStore>, Broken> {
+        self.with(|shared| match shared.mood {
+            Mood::Failing => Err(Broken),
+            Mood::Good | Mood::Holding => Ok(Opened {
+                store: MoodyStore(self.clone()),
+                image: shared.stored.image(),
+            }),
+        })
+    }
+}
+
+impl Store for MoodyStore {
+    type Error = Broken;
+
+    fn commit(&mut self, commit: Commit<'_>) -> Result<(), Broken> {
+        let (lock, changed) = &*self.0.shared;
+        let mut shared = lock.lock().unwrap();
+        while shared.mood == Mood::Holding {
+            shared.held = true;
+            changed.notify_all();
+            shared = changed.wait(shared).unwrap();
+        }
+        shared.held = false;
+        if shared.mood == Mood::Failing {
+            return Err(Broken);
+        }
+        let Ok(()) = shared.stored.commit(commit);
+        Ok(())
+    }
+}
+
+impl StoreControl for MoodyStore {
+    type OpenError = Broken;
+
+    fn bytes(&self) -> u64 {
+        0
+    }
+
+    fn close(self) -> Result<(), Broken> {
+        Ok(())
+    }
+}
