@@ -9,5 +9,6 @@
 
 mod fleet_http;
 mod readings;
+mod real_routers;
 mod store;
 mod tidy;
