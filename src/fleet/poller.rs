@@ -247,7 +247,12 @@ impl RouterSide {
             self.kind.is_none() && self.kind_ask_at.is_none_or(|ask_at| pace >= ask_at);
         let answer = timeout(limit, self.router.ask(&self.client, kind_wanted)).await;
         let discovery = answer.unwrap_or_else(|_| Discovery::failed(RouterFailure::Timeout));
-        if kind_wanted {
+        // a router that gave no list was not asked, unless the time ran out on the question itself
+        let asked = matches!(
+            discovery.answer,
+            RouterAnswer::Workers(_) | RouterAnswer::Failed(RouterFailure::Timeout)
+        );
+        if kind_wanted && asked {
             self.kind_ask_at = Some(pace + KIND_EVERY);
         }
         self.kind = discovery.kind.or(self.kind);

@@ -689,12 +689,21 @@ async fn clo10_router_kind() {
         assert_eq!(round(&mut poller).await.1.router_kind, Some(expected));
         assert_eq!(router.asked(), ["/workers"]);
     }
+    // a router that is not up yet is asked with its first list, not a minute later
+    let router = Fake::start(&[("/list_workers", smg_404)]).await;
+    router.set("/workers", Reply::Text(503, String::new()));
+    let mut poller = self::poller(behind(&router));
+    let unknown = Some(RouterKind::Unknown);
+    assert_eq!(round(&mut poller).await.1.router_kind, unknown);
+    router.set("/workers", ok("[]"));
+    let kind = round(&mut poller).await.1.router_kind;
+    assert_eq!(kind, Some(RouterKind::Smg));
     // stored members of an earlier router are of no use without one
     let config = PollerConfig {
         known: vec![EngineId::new("http://127.0.0.1:9")],
         ..PollerConfig::default()
     };
-    let (no_router, details) = round(&mut poller(config)).await;
+    let (no_router, details) = round(&mut self::poller(config)).await;
     assert_eq!((no_router.router, details.router_kind), (None, None));
     assert!(no_router.readings.is_empty());
 }

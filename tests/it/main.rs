@@ -15,6 +15,7 @@ mod fleet_http;
 mod gate;
 mod process;
 mod readings;
+mod real_routers;
 mod store;
 mod support;
 mod tidy;
