@@ -7,13 +7,14 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use kvgate::clock::Clock;
-use kvgate::gate::{self, Gate, Opened, Phase, StoreControl, WriterConfig};
+use kvgate::gate::{self, Gate, Phase, WriterConfig};
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use kvgate::store;
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::ids::EngineId;
 use kvgate_core::policy::Policy;
 use kvgate_core::reading::{EngineKind, Reading, Round, Source};
+use kvgate_core::store::{Opened, StoreControl};
 use kvgate_core::units::{Ppm, Span, Tokens};
 use kvgate_core::view::View;
 use reqwest::header::HeaderMap;
