@@ -56,6 +56,8 @@ pub struct Machine {
     pub(crate) forgotten: Vec<RowNo>,
     pub(crate) hold: Option<Hold>,
     pub(crate) last_turn: Timestamp,
+    /// No turn has begun since the take-over.
+    fresh: bool,
     last_pause: Option<Timestamp>,
     /// The turn's bound on decisions was reached: another turn is due at once (DEC3).
     pub(crate) more_due: bool,
@@ -110,6 +112,7 @@ impl Machine {
                 starting: true,
             }),
             last_turn: now,
+            fresh: true,
             last_pause: None,
             more_due: false,
             notices: Vec::new(),
@@ -142,9 +145,7 @@ impl Machine {
         let gap = now.since(self.last_turn);
         let judged_at = self.judged_at();
         // The time between the take-over and the first turn is no pause.
-        let first = self
-            .hold
-            .is_some_and(|hold| hold.starting && hold.began_at == self.last_turn);
+        let first = core::mem::take(&mut self.fresh);
         if self.hold.is_some_and(|hold| now.reached(hold.until)) {
             self.hold = None;
         }

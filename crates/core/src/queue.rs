@@ -190,6 +190,24 @@ mod tests {
 
     use super::*;
 
+    /// One waiter needs no tower, and a line of n places one level for each factor of 64: that is
+    /// what keeps every operation O(log n).
+    #[test]
+    fn the_tower_is_no_higher_than_the_line_asks_for() {
+        let heights = [(1, 0), (2, 1), (64, 1), (65, 2), (4_096, 2), (4_097, 3)];
+        for (waiters, height) in heights {
+            let mut queue = Queue::default();
+            for row in 0..waiters {
+                queue.insert(RowNo(row), Tokens::ZERO);
+            }
+            assert_eq!(queue.tower.len(), height, "{waiters}");
+            for row in 0..waiters {
+                queue.remove(RowNo(row));
+            }
+            assert_eq!(queue, Queue::default(), "nothing is left of it");
+        }
+    }
+
     proptest! {
         /// Position and tokens ahead agree with counting, whatever came and went, near and far apart.
         #[test]

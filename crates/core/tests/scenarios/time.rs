@@ -342,16 +342,19 @@ fn tim3_a_hold_that_is_over_decides_nothing() {
 /// TIM3: a pause within the first two seconds after a start is a pause like any other.
 #[test]
 fn tim3_a_pause_while_starting() {
-    let mut gate = Gate::new();
-    let lease = gate.hold_as(lease_of_secs("t", 3));
-    gate.crash(1_000);
-    gate.jump(500);
-    gate.turn(Vec::new());
-    gate.jump(30_000);
-    gate.turn(Vec::new());
-    assert!(gate.read_lease(lease).is_ok());
-    gate.round();
-    assert!(gate.read_lease(lease).is_err());
+    // The first turn may come in the very millisecond of the take-over.
+    for first in [0, 500] {
+        let mut gate = Gate::new();
+        let lease = gate.hold_as(lease_of_secs("t", 3));
+        gate.crash(1_000);
+        gate.jump(first);
+        gate.turn(Vec::new());
+        gate.jump(30_000);
+        gate.turn(Vec::new());
+        assert!(gate.read_lease(lease).is_ok());
+        gate.round();
+        assert!(gate.read_lease(lease).is_err());
+    }
 }
 
 /// TIM3: nothing is forgotten by age either before the inputs that queued up were applied.

@@ -1,0 +1,689 @@
+//! The core under test: it takes the turns of the reference and must say the same, and its books
+//! must agree with themselves and with the store after every turn.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kvgate_core::batch::Committed;
+use kvgate_core::capacity::FleetConfig;
+use kvgate_core::command::{self, Delivery};
+use kvgate_core::decision::{BypassReason, Scope, WaitReason};
+use kvgate_core::effect::{self, Effect, Reply};
+use kvgate_core::ids::{LeaseId, RowNo, Seq};
+use kvgate_core::machine::{Kept, Machine, StartParams};
+use kvgate_core::memory::MemoryStore;
+use kvgate_core::policy::{AdmissionScope, Policy};
+use kvgate_core::reading::{
+    EngineKind, ReadFailure, Reading, Role, RouterAnswer, RouterFailure, Source, StartMark,
+    TokenCounters, Worker,
+};
+use kvgate_core::tally::{CancelledHow, LeaseEnd, Tally};
+use kvgate_core::ticket::{Sent, Stage, Ticket};
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
+use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
+
+use crate::model::{self, Counter, How, Model, Numbers, Said, Settings, Shown, Watched, Why};
+use crate::steps::{
+    Kind, Reference, Resolved, Step, T0, Turn, all_tickets, settings, static_engines,
+};
+
+pub fn tokens(count: u64) -> Tokens {
+    Tokens::new(count).unwrap()
+}
+
+pub fn policy(settings: &Settings) -> Policy {
+    Policy {
+        program_admission: settings.on,
+        session_lifecycle: false,
+        paused: settings.paused,
+        headroom: Ppm::new(settings.headroom as u32).unwrap(),
+        pressure_threshold: Ppm::new(settings.threshold).unwrap(),
+        expected_decode_cap: settings.decode_cap.map(tokens),
+        max_wait: Span::from_millis(settings.max_wait),
+        scope: if settings.all_scopes {
+            AdmissionScope::All
+        } else {
+            AdmissionScope::Train
+        },
+        claim_grace: Span::from_millis(settings.grace),
+        max_waiting: settings.max_waiting as u64,
+        stale_after: Span::from_millis(settings.stale_after),
+    }
+    .validated()
+    .unwrap()
+}
+
+pub fn params(now: u64, salt: u64, seed: u64, settings: &Settings) -> StartParams {
+    StartParams {
+        now: Timestamp::from_millis(now),
+        salt,
+        seed,
+        policy: policy(settings),
+        fleet: FleetConfig {
+            has_router: true,
+            static_engines: static_engines().into_iter().collect(),
+        },
+    }
+}
+
+/// The command as the core takes it.
+pub fn command(resolved: &Resolved) -> command::Command {
+    use command::Command;
+    match resolved {
+        Resolved::Acquire(ask) => Command::Acquire(command::Acquire {
+            ticket: ask.ticket.clone(),
+            session: ask.session.clone(),
+            sent: match ask.numbers {
+                Numbers::Sum(sum) => Sent::Sum(tokens(sum)),
+                Numbers::Parts(prompt, new) => Sent::Parts {
+                    prompt: tokens(prompt),
+                    max_new: tokens(new),
+                },
+            },
+            scope: ask.scope,
+            protected: ask.protected,
+            ttl: Span::from_millis(ask.ttl),
+            client: None,
+            request_id: None,
+            stays: ask.stays,
+        }),
+        Resolved::Leave(ticket) => Command::Leave(ticket.clone()),
+        Resolved::Gone(ticket) => Command::Gone(ticket.clone()),
+        Resolved::Delivered(ticket, lease) => Command::Delivered(Delivery {
+            ticket: ticket.clone(),
+            lease: *lease,
+        }),
+        Resolved::Undelivered(ticket, lease) => Command::Undelivered(Delivery {
+            ticket: ticket.clone(),
+            lease: *lease,
+        }),
+        Resolved::Watch(tickets) => Command::Watch(tickets.clone()),
+        Resolved::Release(lease) => Command::Release(*lease),
+        Resolved::Renew(lease, ttl) => Command::Renew {
+            lease: *lease,
+            ttl: ttl.map(Span::from_millis),
+        },
+        Resolved::Revoke(lease) => Command::Revoke(*lease),
+        Resolved::Cancel(ticket) => Command::Cancel(ticket.clone()),
+        Resolved::ReadTicket(ticket) => Command::ReadTicket(ticket.clone()),
+        Resolved::ReadLease(lease) => Command::ReadLease(*lease),
+        Resolved::Round(round) => Command::Round(kvgate_core::reading::Round {
+            began_at: Timestamp::from_millis(round.began_at),
+            router: Some(match &round.router {
+                Shown::Silent => RouterAnswer::Failed(RouterFailure::Timeout),
+                Shown::Lists(rows) => RouterAnswer::Workers(
+                    rows.iter()
+                        .map(|row| Worker {
+                            engine: row.engine.clone(),
+                            role: if row.counts {
+                                Role::Decode
+                            } else {
+                                Role::Prefill
+                            },
+                            healthy: row.healthy,
+                            worker_ids: row.ids.iter().map(|id| Arc::from(id.as_str())).collect(),
+                        })
+                        .collect(),
+                ),
+            }),
+            readings: round
+                .readings
+                .iter()
+                .map(|(engine, gauges)| (engine.clone(), reading(*gauges)))
+                .collect(),
+            start_marks: round
+                .marks
+                .iter()
+                .map(|(engine, mark)| (engine.clone(), StartMark(*mark)))
+                .collect(),
+        }),
+        Resolved::Configure(settings) => Command::Configure(policy(settings)),
+    }
+}
+
+fn reading(gauges: Option<model::Gauges>) -> Result<Reading, ReadFailure> {
+    let gauges = gauges.ok_or(ReadFailure::Timeout)?;
+    Ok(Reading {
+        kind: EngineKind::Sglang,
+        source: Source::Loads,
+        capacity: tokens(gauges.capacity),
+        largest_pool: tokens(gauges.capacity),
+        usage: gauges.usage.map(|usage| Ppm::new(usage).unwrap()),
+        used: None,
+        evictable: None,
+        available: None,
+        running: Some(u64::from(!gauges.idle)),
+        queued: Some(0),
+        ranks: 1,
+        counters: gauges
+            .counters
+            .map(|(prompt, generation)| TokenCounters { prompt, generation }),
+        unknown_label: false,
+    })
+}
+
+// ---- the words of the reference --------------------------------------------------------------
+
+fn answer(answer: &effect::Answer) -> model::Answer {
+    use effect::Outcome;
+    model::Answer {
+        ticket: answer.ticket.clone(),
+        session: answer.session.clone(),
+        reservation: answer.reservation.get(),
+        epoch: answer.epoch.0,
+        waited: answer.waited.millis(),
+        // No rule says whether a wait is a repeated one.
+        repeated: answer.repeated && !matches!(answer.outcome, Outcome::Wait(_)),
+        outcome: match &answer.outcome {
+            Outcome::Admit {
+                lease,
+                ttl,
+                ends_at,
+            } => model::Outcome::Admit {
+                lease: *lease,
+                ttl: ttl.millis(),
+                ends: ends_at.millis(),
+            },
+            Outcome::Bypass(reason) => model::Outcome::Bypass(*reason),
+            Outcome::Cancelled(reason) => model::Outcome::Cancelled(*reason),
+            Outcome::Wait(status) => model::Outcome::Wait(model::Place {
+                reason: status.reason,
+                position: status.position,
+                tokens_ahead: status.tokens_ahead.get(),
+                short: status.short.get(),
+                age: status.age.millis(),
+                bypass_in: status.bypass_in.millis(),
+            }),
+        },
+    }
+}
+
+fn gone(gone: effect::LeaseGone) -> Why {
+    use effect::LeaseGone;
+    match gone {
+        LeaseGone::NotFound => Why::NeverIssued,
+        LeaseGone::Released => Why::Released,
+        LeaseGone::Expired => Why::Expired,
+    }
+}
+
+fn said(reply: &Reply) -> Said {
+    use effect::{AcquireRefused, CancelOutcome, ReleaseOutcome, TicketView};
+    match reply {
+        Reply::Acquire(Ok(told)) => Said::Answer(answer(told)),
+        Reply::Acquire(Err(AcquireRefused::TicketConflict)) => Said::Conflict,
+        Reply::Acquire(Err(AcquireRefused::TooManyTokens)) => Said::TooManyTokens,
+        Reply::Watch(watched) => Said::Watch(
+            watched
+                .iter()
+                .map(|(_, watched)| match watched {
+                    effect::Watched::Waiting => Watched::Waiting,
+                    effect::Watched::Unknown => Watched::Unknown,
+                    effect::Watched::Decided(told) => Watched::Decided(answer(told)),
+                })
+                .collect(),
+        ),
+        Reply::Left(told) => Said::Left(told.as_ref().map(answer)),
+        Reply::Release(Ok(ReleaseOutcome::Released)) => Said::Released,
+        Reply::Release(Ok(ReleaseOutcome::AlreadyReleased)) => Said::AlreadyReleased,
+        Reply::Release(Err(why)) | Reply::Lease(Err(why)) | Reply::Revoke(Err(why)) => {
+            Said::Gone(gone(*why))
+        }
+        Reply::Lease(Ok(view)) => Said::Lease {
+            ends: view.lease.ends_at.millis(),
+            ttl: view.lease.ttl.millis(),
+            epoch: view.lease.epoch.0,
+        },
+        Reply::Revoke(Ok(())) => Said::Revoked,
+        Reply::Cancel(outcome) => Said::Cancel(match outcome {
+            CancelOutcome::Withdrawn => How::Withdrawn,
+            CancelOutcome::Released => How::Released,
+            CancelOutcome::Bypassed => How::Bypassed,
+            CancelOutcome::AlreadyFinished => How::AlreadyFinished,
+            CancelOutcome::Unknown => How::Unknown,
+        }),
+        Reply::Ticket(view) => Said::Ticket(view.as_ref().map(|view| match view {
+            TicketView::Answer(told) => Ok(answer(told)),
+            TicketView::Ended(how) => Err(*how),
+        })),
+        Reply::Done => Said::Done,
+        Reply::Leases(_) | Reply::Queue(_) | Reply::Epochs(_) => {
+            panic!("nobody asked for {reply:?}")
+        }
+    }
+}
+
+fn counters(tally: &Tally) -> BTreeMap<Counter, u64> {
+    let mut counters = BTreeMap::new();
+    for scope in Scope::ALL {
+        let own = tally.scope(scope);
+        counters.insert(Counter::Admit(scope), own.admit);
+        for reason in WaitReason::ALL {
+            counters.insert(Counter::Wait(scope, reason), own.waits(reason));
+        }
+        for reason in BypassReason::ALL {
+            counters.insert(Counter::Bypass(scope, reason), own.bypasses(reason));
+        }
+        counters.insert(
+            Counter::Withdrawn(scope),
+            own.cancels(CancelledHow::Withdrawn),
+        );
+        counters.insert(Counter::Dropped(scope), own.cancels(CancelledHow::Dropped));
+        counters.insert(
+            Counter::TakenBack(scope),
+            own.cancels(CancelledHow::TakenBack),
+        );
+        assert_eq!(own.cancels(CancelledHow::SessionClosed), 0);
+    }
+    counters.insert(Counter::Released, tally.ends(LeaseEnd::Released));
+    counters.insert(Counter::Expired, tally.ends(LeaseEnd::Expired));
+    counters.insert(Counter::Revoked, tally.ends(LeaseEnd::Revoked));
+    counters.insert(Counter::Cancelled, tally.ends(LeaseEnd::Cancelled));
+    counters.insert(Counter::GrantedAfterWait, tally.granted_after_wait);
+    counters.insert(Counter::WaitedMillis, tally.waited_millis);
+    counters.retain(|_, count| *count > 0);
+    counters
+}
+
+// ---- the subject -----------------------------------------------------------------------------
+
+/// The core with its store, and what its books are checked against.
+#[derive(Debug)]
+pub struct Subject {
+    machine: Option<Box<Machine>>,
+    store: MemoryStore,
+    /// Leases that were ever granted, in the order of their grants.
+    granted: Vec<LeaseId>,
+    last_seq: Seq,
+    /// Since when what the store holds of a renewal or of the counters lags behind.
+    renewals_lag: Option<u64>,
+    counters_lag: Option<u64>,
+}
+
+impl Subject {
+    fn new() -> Self {
+        let mut subject = Self {
+            machine: None,
+            store: MemoryStore::default(),
+            granted: Vec::new(),
+            last_seq: Seq(0),
+            renewals_lag: None,
+            counters_lag: None,
+        };
+        let batch = Machine::restore(subject.store.image(), params(T0, 1, 1, &settings()));
+        let Ok(committed) = batch.commit(&mut subject.store);
+        subject.machine = Some(committed.machine);
+        subject
+    }
+
+    fn machine(&self) -> &Machine {
+        self.machine.as_ref().unwrap()
+    }
+
+    fn take(&mut self, turn: &Turn) {
+        let committed = match turn.kind {
+            Kind::Start => {
+                self.machine = None;
+                let after = &turn.after;
+                let params = params(turn.now, after.salt, turn.now, &after.settings);
+                let Ok(committed) =
+                    Machine::restore(self.store.image(), params).commit(&mut self.store);
+                committed
+            }
+            Kind::Ordinary | Kind::Last => {
+                let machine = self.machine.take().unwrap();
+                let mut under_way = machine.turn(Timestamp::from_millis(turn.now));
+                for resolved in &turn.commands {
+                    under_way.handle(command(resolved));
+                }
+                let batch = if turn.kind == Kind::Last {
+                    under_way.finish_last()
+                } else {
+                    under_way.finish()
+                };
+                let Ok(committed) = batch.commit(&mut self.store);
+                committed
+            }
+        };
+        let Committed { machine, effects } = committed;
+        self.machine = Some(machine);
+        self.compare_said(turn, &effects);
+        self.compare_numbers(&effects);
+        self.compare_books(&turn.after);
+        self.check_grants(turn, &effects);
+        self.check_kept(turn);
+    }
+
+    /// The same answers, in the same order, to the same commands.
+    fn compare_said(&self, turn: &Turn, effects: &[Effect]) {
+        let mut told: Vec<Option<(Said, bool)>> = vec![None; turn.commands.len()];
+        let mut decided = Vec::new();
+        for effect in effects {
+            let (tag, one) = match effect {
+                Effect::Reply { tag, seq, reply } => (tag, (said(reply), seq.is_some())),
+                Effect::Parked { tag, seq } => (tag, (Said::Parked, seq.is_some())),
+                Effect::Decided { answer: told, .. } => {
+                    decided.push(answer(told));
+                    continue;
+                }
+            };
+            assert!(told[tag.0].is_none(), "answered twice: {effect:?}");
+            told[tag.0] = Some(one);
+        }
+        for (index, resolved) in turn.commands.iter().enumerate() {
+            let (said, changed) = told[index].clone().expect("every command is answered");
+            assert_eq!(said, turn.turned.said[index], "answer to {resolved:?}");
+            // A round is numbered when it changed what is kept of the fleet.
+            if !matches!(resolved, Resolved::Round(_)) {
+                assert_eq!(
+                    changed, turn.turned.changed[index],
+                    "number of {resolved:?}"
+                );
+            }
+        }
+        assert_eq!(decided, turn.turned.decided, "decisions of the queue");
+    }
+
+    /// DUR6: numbers rise strictly; the answer of a call that ends may bear that of its decision.
+    fn compare_numbers(&mut self, effects: &[Effect]) {
+        let mut numbers = BTreeSet::new();
+        for effect in effects {
+            match effect {
+                Effect::Decided { seq, .. } => assert!(numbers.insert(*seq), "{effect:?}"),
+                Effect::Parked { seq, .. } => {
+                    assert!(seq.is_none_or(|seq| numbers.insert(seq)), "{effect:?}");
+                }
+                Effect::Reply { .. } => {}
+            }
+        }
+        let of_decisions = numbers.clone();
+        for effect in effects {
+            if let Effect::Reply { seq: Some(seq), .. } = effect
+                && !of_decisions.contains(seq)
+            {
+                assert!(numbers.insert(*seq), "{effect:?}");
+            }
+        }
+        assert!(numbers.iter().all(|seq| *seq > self.last_seq));
+        let seq = self.machine().view().seq;
+        assert!(numbers.iter().all(|number| *number <= seq));
+        assert!(seq >= self.last_seq);
+        self.last_seq = seq;
+    }
+
+    /// The same books as the reference, as a reader sees them.
+    fn compare_books(&self, model: &Model) {
+        let view = self.machine().view();
+        assert_eq!(view.now.millis(), model.now);
+        assert_eq!(view.reserved.get(), model.reserved(), "reserved");
+        assert_eq!(view.leases, model.leases() as u64);
+        assert_eq!(view.waiting, model.line().len() as u64);
+        assert_eq!(view.epoch.0, model.epoch, "epoch");
+        let measure = &view.measure;
+        assert_eq!(measure.ceiling.get(), model.ceiling(), "ceiling");
+        assert_eq!(
+            measure.full_ceiling.get(),
+            model.full_ceiling(),
+            "full ceiling"
+        );
+        assert_eq!(
+            measure.degraded.is_some(),
+            model.degraded(),
+            "{:?}",
+            measure.degraded
+        );
+        let pressure = measure.pressure.as_ref().map(|(worst, _)| worst.get());
+        assert_eq!(pressure, model.pressure(), "pressure");
+        assert_eq!(view.paced, model.paced(), "pace");
+        assert_eq!(counters(&view.tally), model.counters, "counters");
+        // CNT1: every acquire that was decided is an admit, a bypass or cancelled, waits, or is on its way.
+        let accounted: u64 = view
+            .tally
+            .scopes
+            .iter()
+            .map(|scope| {
+                scope.admit + scope.bypass.iter().sum::<u64>() + scope.cancelled.iter().sum::<u64>()
+            })
+            .sum();
+        let open = view.waiting + model.on_their_way() as u64;
+        assert_eq!(
+            accounted + open,
+            model.acquires,
+            "every acquire is accounted for"
+        );
+    }
+
+    /// Grants: never the same lease twice, in the order of the line, and only where they fit.
+    fn check_grants(&mut self, turn: &Turn, effects: &[Effect]) {
+        let mut from_the_line = Vec::new();
+        let mut any = false;
+        for effect in effects {
+            let told = match effect {
+                Effect::Reply {
+                    seq: Some(_),
+                    reply: Reply::Acquire(Ok(told)),
+                    ..
+                } => told,
+                Effect::Decided { answer, .. } => answer,
+                _ => continue,
+            };
+            if let effect::Outcome::Admit { lease, .. } = told.outcome {
+                any = true;
+                if self.granted.last() != Some(&lease) && !from_the_line.contains(&lease) {
+                    assert!(!self.granted.contains(&lease), "granted twice: {lease}");
+                    let next = self.granted.last().map_or(1, |last| last.issue.0 + 1);
+                    assert_eq!(lease.issue.0, next, "no gaps");
+                    self.granted.push(lease);
+                }
+                if matches!(effect, Effect::Decided { .. }) {
+                    from_the_line.push(lease);
+                }
+            }
+        }
+        // Queue order: whoever was granted stood before whoever waits.
+        let kept = self.machine().kept();
+        let row_of = |lease: &LeaseId| {
+            kept.tickets
+                .iter()
+                .find(|ticket| ticket.issue() == Some(lease.issue))
+                .map(|ticket| ticket.row)
+        };
+        let rows: Vec<RowNo> = from_the_line.iter().filter_map(row_of).collect();
+        assert!(rows.is_sorted(), "grants in the order of the line");
+        if let (Some(last), Some(head)) = (rows.last(), kept.queue.first()) {
+            assert!(last < head, "nobody was overtaken");
+        }
+        let moved = turn
+            .commands
+            .iter()
+            .any(|resolved| matches!(resolved, Resolved::Round(_) | Resolved::Configure(_)));
+        if any && !moved {
+            let view = self.machine().view();
+            assert!(view.reserved <= view.measure.ceiling, "a grant fits");
+            let pressure = view.measure.pressure.as_ref().map(|(worst, _)| *worst);
+            assert!(pressure.is_none_or(|worst| worst < view.policy.pressure_threshold));
+        }
+    }
+
+    /// The books agree with themselves, with the store, and with what a start would make of the store.
+    fn check_kept(&mut self, turn: &Turn) {
+        let live = self.machine().kept();
+        let held = |ticket: &&Ticket| matches!(ticket.stage, Stage::Held(_));
+        let reserved: u64 = live.tickets.iter().filter(held).map(reservation).sum();
+        assert_eq!(
+            live.reserved.get(),
+            reserved,
+            "reserved is the sum of the leases"
+        );
+        let waiting: Vec<RowNo> = live
+            .tickets
+            .iter()
+            .filter(|ticket| matches!(ticket.stage, Stage::Waiting { .. }))
+            .map(|ticket| ticket.row)
+            .collect();
+        assert_eq!(
+            live.queue, waiting,
+            "the line is the waiting tickets in their order"
+        );
+        let names: BTreeSet<_> = live.tickets.iter().map(|ticket| &ticket.id).collect();
+        assert_eq!(names.len(), live.tickets.len(), "no ticket in two places");
+        assert!(names.iter().all(|name| all_tickets().contains(*name)));
+
+        let now = turn.now;
+        let image = self.store.image();
+        assert_eq!(image.seq, live.seq);
+        assert_eq!(image.next_issue.max(1), live.next_issue);
+        let stored: BTreeMap<RowNo, &Ticket> = image
+            .tickets
+            .iter()
+            .map(|ticket| (ticket.row, ticket))
+            .collect();
+        let mut renewals_lag = false;
+        for ticket in &live.tickets {
+            let stored = stored
+                .get(&ticket.row)
+                .expect("what was promised is stored");
+            if *stored != ticket {
+                let (Stage::Held(ours), Stage::Held(theirs)) = (&ticket.stage, &stored.stage)
+                else {
+                    panic!("{ticket:?} is stored as {stored:?}");
+                };
+                assert_eq!(ours.id, theirs.id, "only a renewal may lag");
+                assert_eq!(ours.granted_at, theirs.granted_at);
+                renewals_lag = true;
+            }
+        }
+        let rows: BTreeSet<RowNo> = live.tickets.iter().map(|ticket| ticket.row).collect();
+        let forgotten: Vec<_> = image
+            .tickets
+            .iter()
+            .filter(|ticket| !rows.contains(&ticket.row))
+            .collect();
+        assert!(
+            forgotten
+                .iter()
+                .all(|ticket| matches!(ticket.stage, Stage::Ended(_))),
+            "what is stored besides was forgotten: {forgotten:?}"
+        );
+        // LEA2: renewals within 5 s; section 9: counters and forgotten rows within a second.
+        let counters_lag = image.tally != live.tally || !forgotten.is_empty();
+        self.renewals_lag = renewals_lag.then(|| self.renewals_lag.unwrap_or(now));
+        self.counters_lag = counters_lag.then(|| self.counters_lag.unwrap_or(now));
+        assert!(
+            self.renewals_lag.is_none_or(|since| now - since < 5_000),
+            "renewals are written"
+        );
+        assert!(
+            self.counters_lag.is_none_or(|since| now - since < 1_000),
+            "counters are written"
+        );
+        if turn.kind != Kind::Ordinary {
+            assert!(
+                !renewals_lag && !counters_lag,
+                "an orderly stop writes everything"
+            );
+        }
+        self.check_restart(turn, &live);
+    }
+
+    /// DUR2, LEA4: a start from this very store brings the same back.
+    fn check_restart(&self, turn: &Turn, live: &Kept) {
+        let image = self.store.image();
+        let now = turn.now;
+        let again = params(now, 999, 3, &turn.after.settings);
+        let Ok(restored) = Machine::restore(image.clone(), again).commit(&mut self.store.clone());
+        let kept = restored.machine.kept();
+        assert_eq!(kept.queue, live.queue, "the same line");
+        assert_eq!(kept.epoch, live.epoch);
+        assert_eq!(kept.next_issue, live.next_issue);
+        assert!(kept.seq >= live.seq);
+        let expected: BTreeMap<RowNo, (u64, bool)> = image
+            .tickets
+            .iter()
+            .filter_map(|ticket| {
+                let Stage::Held(lease) = &ticket.stage else {
+                    return None;
+                };
+                let (ttl, ends) = (lease.ttl.millis(), lease.ends_at.millis());
+                let least = now + ttl.min(30_000);
+                let grace = ends < least && !lease.graced;
+                let ends = if grace { least } else { ends.min(now + ttl) };
+                (ends > now).then_some((ticket.row, (ends, grace || lease.graced)))
+            })
+            .collect();
+        let held: BTreeMap<RowNo, (u64, bool)> = kept
+            .tickets
+            .iter()
+            .filter_map(|ticket| match &ticket.stage {
+                Stage::Held(lease) => Some((ticket.row, (lease.ends_at.millis(), lease.graced))),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(held, expected, "the same leases, with their grace");
+        if held.len() as u64 == self.machine().view().leases {
+            assert_eq!(kept.reserved, live.reserved, "the same reserved total");
+            assert_eq!(kept.tally, image.tally, "the same counters");
+        }
+    }
+
+    /// Every wait ends: without any input all waiters leave by their deadline.
+    fn drain(mut self, model: &Model) {
+        // A hold lasts 10 s at most.
+        let end = model.now + model.settings.max_wait + 10_000;
+        let mut turns = 0;
+        while let Some(deadline) = self
+            .machine()
+            .next_deadline()
+            .filter(|at| at.millis() <= end)
+        {
+            let now = deadline.max(self.machine().view().now);
+            let Ok(committed) = self
+                .machine
+                .take()
+                .unwrap()
+                .turn(now)
+                .finish()
+                .commit(&mut self.store);
+            self.machine = Some(committed.machine);
+            turns += 1;
+            assert!(
+                turns < 1_000,
+                "the machine names a deadline that it does not serve"
+            );
+        }
+        assert_eq!(
+            self.machine().view().waiting,
+            0,
+            "every waiter left by its deadline"
+        );
+    }
+}
+
+fn reservation(ticket: &Ticket) -> u64 {
+    let asked = ticket.asked.as_ref().unwrap();
+    asked.terms.reservation.get()
+}
+
+impl StateMachineTest for Subject {
+    type SystemUnderTest = Self;
+    type Reference = Reference;
+
+    fn init_test(reference: &<Self::Reference as ReferenceStateMachine>::State) -> Self {
+        let mut subject = Self::new();
+        for turn in &reference.turns {
+            subject.take(turn);
+        }
+        subject
+    }
+
+    fn apply(mut state: Self, reference: &Reference, _: Step) -> Self {
+        for turn in &reference.turns {
+            state.take(turn);
+        }
+        state
+    }
+
+    fn teardown(state: Self, reference: Reference) {
+        state.drain(&reference.model);
+    }
+}
