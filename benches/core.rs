@@ -85,6 +85,7 @@ impl Bench {
         let capacity = Tokens::new(HELD as u64 * 1_000 * 10 / 9 + 10).unwrap();
         let reading = Reading {
             kind: EngineKind::Sglang,
+            role: None,
             source: Source::Loads,
             capacity,
             largest_pool: capacity,

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use kvgate_core::ids::EngineId;
-use kvgate_core::reading::{EngineKind, ReadFailure, Reading, Source, TokenCounters};
+use kvgate_core::reading::{EngineKind, ReadFailure, Reading, Role, Source, TokenCounters};
 use kvgate_core::units::{Ppm, TOKENS_MAX, Tokens};
 
 use super::address::BaseUrl;
@@ -42,6 +42,16 @@ impl Disaggregation {
             "prefill" => Some(Self::Prefill),
             "decode" => Some(Self::Decode),
             _ => None,
+        }
+    }
+
+    /// The part in the words of the core.
+    #[must_use]
+    pub const fn role(self) -> Role {
+        match self {
+            Self::Unified => Role::Regular,
+            Self::Prefill => Role::Prefill,
+            Self::Decode => Role::Decode,
         }
     }
 }
@@ -92,6 +102,7 @@ impl Gauges {
         };
         Ok(Reading {
             kind: self.kind,
+            role: None,
             source: Source::Metrics,
             capacity,
             largest_pool,

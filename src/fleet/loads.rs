@@ -84,6 +84,7 @@ fn joined(ranks: &BTreeMap<u64, Rank>, disaggregation: Option<Disaggregation>) -
     Some(Loads {
         reading: Reading {
             kind: EngineKind::Sglang,
+            role: None,
             source: Source::Loads,
             capacity: sum(|rank| rank.capacity)?,
             largest_pool: Tokens::new(largest)?,

@@ -163,6 +163,9 @@ impl Round {
             self.complete(reading, memory);
         }
         self.describe(memory);
+        if let Ok(reading) = &mut reading {
+            reading.role = self.details.disaggregation.map(Disaggregation::role);
+        }
         reading
     }
 

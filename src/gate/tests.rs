@@ -226,6 +226,7 @@ fn reading() -> Reading {
     let capacity = Tokens::new(1_000).unwrap();
     Reading {
         kind: EngineKind::Sglang,
+        role: None,
         source: Source::Loads,
         capacity,
         largest_pool: capacity,

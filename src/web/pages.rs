@@ -7,7 +7,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use kvgate_core::capacity::EngineView;
 use kvgate_core::command::Slice;
-use kvgate_core::decision::{DegradedReason, WaitReason};
+use kvgate_core::decision::{BypassReason, DegradedReason, WaitReason};
 use kvgate_core::effect::WaiterView;
 use kvgate_core::ids::RowNo;
 use kvgate_core::units::{Ppm, Span, Timestamp};
@@ -125,7 +125,14 @@ impl Overview {
         let mut cancelled = 0;
         for scope in &view.tally.scopes {
             admitted += scope.admit;
-            bypassed += scope.bypass.iter().sum::<u64>();
+            // What admission does not apply to is in no sum (CNT1).
+            bypassed += BypassReason::ALL
+                .into_iter()
+                .filter(|reason| {
+                    !matches!(reason, BypassReason::Disabled | BypassReason::OutOfScope)
+                })
+                .map(|reason| scope.bypasses(reason))
+                .sum::<u64>();
             cancelled += scope.cancelled.iter().sum::<u64>();
         }
         Self {

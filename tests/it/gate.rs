@@ -160,6 +160,7 @@ async fn try_read(gate: &Gate) -> Result<(), GateError> {
             engine(),
             Ok(Reading {
                 kind: EngineKind::Sglang,
+                role: None,
                 source: Source::Loads,
                 capacity,
                 largest_pool: capacity,

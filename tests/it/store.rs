@@ -74,6 +74,7 @@ fn round(now: Timestamp, names: &[&str], mark: u64) -> Command {
             .map(|engine| {
                 let reading = Reading {
                     kind: EngineKind::Sglang,
+                    role: None,
                     source: Source::Loads,
                     capacity: tokens(1_000),
                     largest_pool: tokens(1_000),

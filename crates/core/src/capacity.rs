@@ -34,6 +34,8 @@ pub struct FleetConfig {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Member {
     row: EngineRow,
+    /// The router lists it; else only the operator named it.
+    listed: bool,
     unhealthy_since: Option<Timestamp>,
     reading: Option<(Timestamp, Reading)>,
     failure: Option<(Timestamp, ReadFailure)>,
@@ -324,7 +326,10 @@ impl Fleet {
                     }
                 }
                 // The operator's engine, of whose health nobody says anything.
-                None => member.call_healthy(),
+                None => {
+                    member.listed = false;
+                    member.call_healthy();
+                }
             }
         }
     }
@@ -462,6 +467,7 @@ impl Member {
         let capacity_at = row.capacity.map(|_| now);
         Self {
             row,
+            listed: false,
             unhealthy_since: None,
             reading: None,
             failure: None,
@@ -480,6 +486,7 @@ impl Member {
 
     /// True when the worker ids changed.
     fn take_worker(&mut self, worker: Worker, now: Timestamp) -> bool {
+        self.listed = true;
         self.row.role = worker.role;
         if worker.healthy {
             self.call_healthy();
@@ -512,6 +519,11 @@ impl Member {
             && now.since(*last) > policy.stale_after
         {
             self.was_absent = true;
+        }
+        if !self.listed
+            && let Some(role) = reading.role
+        {
+            self.row.role = role;
         }
         let mut began_again = false;
         if let Some(counters) = reading.counters {

@@ -104,6 +104,8 @@ pub enum Source {
 pub struct Reading {
     /// Told by the metric names or the shape of the answer.
     pub kind: EngineKind,
+    /// Its part in the fleet as it says itself; the router's word for a listed engine counts more.
+    pub role: Option<Role>,
     /// Which endpoint gave capacity and usage.
     pub source: Source,
     /// Sum of the pools of its rank groups. A reading without a capacity is not good: it is [`ReadFailure::Missing`].

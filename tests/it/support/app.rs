@@ -348,6 +348,7 @@ impl Drop for TestApp {
 fn reading(capacity: u64) -> Reading {
     Reading {
         kind: EngineKind::Sglang,
+        role: None,
         source: Source::Loads,
         capacity: Tokens::new(capacity).unwrap(),
         largest_pool: Tokens::new(capacity).unwrap(),

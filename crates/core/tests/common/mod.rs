@@ -78,6 +78,8 @@ pub struct Engine {
     pub healthy: bool,
     pub worker_ids: Vec<&'static str>,
     pub answers: bool,
+    /// Its part as it says itself.
+    pub own_role: Option<Role>,
     pub capacity: u64,
     pub usage: Option<u32>,
     pub running: Option<u64>,
@@ -96,6 +98,7 @@ impl Engine {
             healthy: true,
             worker_ids: Vec::new(),
             answers: true,
+            own_role: None,
             capacity,
             usage: Some(500_000),
             running: Some(1),
@@ -112,6 +115,7 @@ impl Engine {
         }
         Ok(Reading {
             kind: EngineKind::Sglang,
+            role: self.own_role,
             source: Source::Loads,
             capacity: tokens(self.capacity),
             largest_pool: tokens(self.capacity),

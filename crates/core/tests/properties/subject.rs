@@ -145,6 +145,7 @@ fn reading(gauges: Option<model::Gauges>) -> Result<Reading, ReadFailure> {
     let gauges = gauges.ok_or(ReadFailure::Timeout)?;
     Ok(Reading {
         kind: EngineKind::Sglang,
+        role: None,
         source: Source::Loads,
         capacity: tokens(gauges.capacity),
         largest_pool: tokens(gauges.capacity),

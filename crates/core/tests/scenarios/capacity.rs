@@ -155,6 +155,26 @@ fn cap3_a_static_engine_that_the_router_lists() {
     assert_eq!(gate.ceiling(), 900_000);
 }
 
+/// CAP2: of an engine that only the operator named, its own word for its part counts; of a listed
+/// one the router's.
+#[test]
+fn cap2_a_static_engine_tells_its_part() {
+    let mut gate = Gate::unread(admission_on());
+    gate.static_engines.insert(engine("a"));
+    gate.static_engines.insert(engine("b"));
+    gate.restart(1_000);
+    gate.engines.insert("a", Engine::of(500_000));
+    gate.engines.insert("b", Engine::of(500_000));
+    gate.engine("a").own_role = Some(Role::Decode);
+    gate.engine("b").own_role = Some(Role::Prefill);
+    gate.engine("b").listed = false;
+    gate.round();
+    assert_eq!(gate.ceiling(), 450_000, "the prefill half has no share");
+    gate.engine("b").listed = true;
+    gate.round();
+    assert_eq!(gate.ceiling(), 900_000, "the router calls it regular");
+}
+
 /// CAP2, CAP4: prefill engines and engines of other kinds are members without a share.
 #[test]
 fn cap4_only_decode_pools_count() {
