@@ -21,7 +21,7 @@ use kvgate_core::ids::{EngineId, LeaseId, SessionId, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::Policy;
-use kvgate_core::reading::{EngineKind, Reading, Round, Source};
+use kvgate_core::reading::{Reading, Round};
 use kvgate_core::store::{Commit, Image, Store};
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Span, Timestamp, Tokens};
@@ -83,22 +83,7 @@ impl Bench {
             waiting: Default::default(),
         };
         let capacity = Tokens::new(HELD as u64 * 1_000 * 10 / 9 + 10).unwrap();
-        let reading = Reading {
-            kind: EngineKind::Sglang,
-            role: None,
-            source: Source::Loads,
-            capacity,
-            largest_pool: capacity,
-            usage: None,
-            used: None,
-            evictable: None,
-            available: None,
-            running: Some(0),
-            queued: Some(0),
-            ranks: 1,
-            counters: None,
-            unknown_label: false,
-        };
+        let reading = Reading::idle(capacity);
         bench.turn(vec![Command::Round(Round {
             began_at: now,
             router: None,

@@ -15,7 +15,7 @@ use kvgate_core::command::Acquire;
 use kvgate_core::decision::Scope;
 use kvgate_core::ids::{EngineId, LeaseId, SessionId};
 use kvgate_core::memory::MemoryStore;
-use kvgate_core::reading::{EngineKind, Reading, Source};
+use kvgate_core::reading::Reading;
 use kvgate_core::store::{Commit, Image, Opened, Store, StoreControl};
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Ppm, Tokens};
@@ -224,22 +224,7 @@ fn acquire(ticket: &str, tokens: u64) -> Acquire {
 
 fn reading() -> Reading {
     let capacity = Tokens::new(1_000).unwrap();
-    Reading {
-        kind: EngineKind::Sglang,
-        role: None,
-        source: Source::Loads,
-        capacity,
-        largest_pool: capacity,
-        usage: Some(Ppm::clamped(0)),
-        used: None,
-        evictable: None,
-        available: None,
-        running: Some(0),
-        queued: Some(0),
-        ranks: 1,
-        counters: None,
-        unknown_label: false,
-    }
+    Reading::idle(capacity)
 }
 
 /// TIC4: the caller goes before or after the release that grants it, in the same turn.

@@ -1,8 +1,6 @@
 //! The gate in process, over a store that can be held up and can fail.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use kvgate::clock::Clock;
@@ -12,86 +10,13 @@ use kvgate_core::command::{Acquire, Command};
 use kvgate_core::decision::{BypassReason, CancelReason, Scope, WaitReason};
 use kvgate_core::effect::{Answer, Outcome, ReleaseOutcome};
 use kvgate_core::ids::{EngineId, LeaseId, SessionId, TicketId};
-use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::Policy;
-use kvgate_core::reading::{EngineKind, Reading, Round, Source};
+use kvgate_core::reading::{Reading, Round};
 use kvgate_core::record::Record;
-use kvgate_core::store::{Commit, Opened, Store, StoreControl};
 use kvgate_core::ticket::{Sent, Stage};
 use kvgate_core::units::{Span, Tokens};
 
-/// What the test does to the store.
-#[derive(Default)]
-struct Control {
-    memory: MemoryStore,
-    /// Commits wait while this is set.
-    held: bool,
-    /// The next commits fail: before anything is written, or after.
-    failing: Option<Failing>,
-    /// Records of each commit.
-    commits: Vec<Vec<Record>>,
-    opens: u64,
-}
-
-#[derive(Clone, Copy)]
-enum Failing {
-    Before,
-    After,
-}
-
-#[derive(Clone, Default)]
-struct Shared(Arc<(Mutex<Control>, Condvar)>);
-
-impl Shared {
-    fn set(&self, change: impl FnOnce(&mut Control)) {
-        change(&mut self.0.0.lock().unwrap());
-        self.0.1.notify_all();
-    }
-
-    fn get<T>(&self, read: impl FnOnce(&Control) -> T) -> T {
-        read(&self.0.0.lock().unwrap())
-    }
-}
-
-struct TestStore(Shared);
-
-#[derive(Debug)]
-struct Broken;
-
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("broken on purpose")
-    }
-}
-
-impl Store for TestStore {
-    type Error = Broken;
-
-    fn commit(&mut self, commit: Commit<'_>) -> Result<(), Broken> {
-        let (lock, changed) = &*self.0.0;
-        let mut control = lock.lock().unwrap();
-        while control.held {
-            control = changed.wait(control).unwrap();
-        }
-        if !matches!(control.failing, Some(Failing::Before)) {
-            let Ok(()) = control.memory.commit(commit);
-            control.commits.push(commit.records.to_vec());
-        }
-        control.failing.map_or(Ok(()), |_| Err(Broken))
-    }
-}
-
-impl StoreControl for TestStore {
-    type OpenError = Broken;
-
-    fn bytes(&self) -> u64 {
-        1
-    }
-
-    fn close(self) -> Result<(), Broken> {
-        Ok(())
-    }
-}
+use crate::support::store::{Mood, Switch};
 
 const CEILING: u64 = 900;
 
@@ -100,12 +25,12 @@ fn engine() -> EngineId {
 }
 
 /// A gate with a ceiling of 900 tokens.
-async fn gate() -> (Gate, Shared) {
+async fn gate() -> (Gate, Switch) {
     gate_with(Policy::default()).await
 }
 
-async fn gate_with(policy: Policy) -> (Gate, Shared) {
-    let shared = Shared::default();
+async fn gate_with(policy: Policy) -> (Gate, Switch) {
+    let shared = Switch::default();
     let config = WriterConfig {
         policy: Policy {
             program_admission: true,
@@ -119,17 +44,7 @@ async fn gate_with(policy: Policy) -> (Gate, Shared) {
         salts: || 42,
     };
     let store = shared.clone();
-    let open = move || {
-        store.set(|control| control.opens += 1);
-        if store.get(|control| control.failing.is_some()) {
-            return Err(Broken);
-        }
-        Ok(Opened {
-            image: store.get(|control| control.memory.image()),
-            store: TestStore(store.clone()),
-        })
-    };
-    let (gate, opened) = spawn(config, Clock::start(), open).unwrap();
+    let (gate, opened) = spawn(config, Clock::start(), move || store.open()).unwrap();
     opened.await.unwrap().unwrap();
     read(&gate).await;
     wait_for(&gate, Phase::Ready).await;
@@ -156,25 +71,7 @@ async fn try_read(gate: &Gate) -> Result<(), GateError> {
     let round = Round {
         began_at: gate.line().unwrap().now(),
         router: None,
-        readings: vec![(
-            engine(),
-            Ok(Reading {
-                kind: EngineKind::Sglang,
-                role: None,
-                source: Source::Loads,
-                capacity,
-                largest_pool: capacity,
-                usage: None,
-                used: None,
-                evictable: None,
-                available: None,
-                running: Some(0),
-                queued: Some(0),
-                ranks: 1,
-                counters: None,
-                unknown_label: false,
-            }),
-        )],
+        readings: vec![(engine(), Ok(Reading::idle(capacity)))],
         start_marks: vec![],
     };
     gate.round(round).await
@@ -224,8 +121,8 @@ async fn line_of(gate: &Gate, count: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_wait_for_their_commit_and_what_queues_up_is_one_turn() {
     let (gate, store) = gate().await;
-    store.set(|control| control.held = true);
-    let before = store.get(|control| control.commits.len());
+    store.set(Mood::Holding);
+    let before = store.commits(0).len();
     let first = tokio::spawn({
         let gate = gate.clone();
         async move { acquire(&gate, "first", 1, LONG).await }
@@ -240,24 +137,18 @@ async fn answers_wait_for_their_commit_and_what_queues_up_is_one_turn() {
     tokio::task::yield_now().await;
     assert!(!first.is_finished() && more.iter().all(|call| !call.is_finished()));
     assert_eq!(gate.view().leases, 0);
-    store.set(|control| control.held = false);
+    store.set(Mood::Good);
     lease(&first.await.unwrap());
     for call in more {
         lease(&call.await.unwrap());
     }
-    let grants: Vec<usize> = store.get(|control| {
-        let commits = control.commits.get(before..).unwrap();
-        commits
-            .iter()
-            .map(|records| {
-                let held = |record: &&Record| {
-                    matches!(record, Record::Ticket(ticket) if matches!(ticket.stage, Stage::Held(_)))
-                };
-                records.iter().filter(held).count()
-            })
-            .filter(|count| *count > 0)
-            .collect()
-    });
+    let held = |record: &&Record| matches!(record, Record::Ticket(ticket) if matches!(ticket.stage, Stage::Held(_)));
+    let commits = store.commits(before);
+    let grants: Vec<usize> = commits
+        .iter()
+        .map(|records| records.iter().filter(held).count())
+        .filter(|count| *count > 0)
+        .collect();
     assert_eq!(grants.iter().sum::<usize>(), 51);
     assert!(grants.len() < 51, "grants share transactions: {grants:?}");
 }
@@ -274,13 +165,13 @@ async fn a_release_and_the_grants_it_causes_are_one_commit() {
         })
         .collect();
     line_of(&gate, 3).await;
-    let before = store.get(|control| control.commits.len());
+    let before = store.commits(0).len();
     let released = gate.release(held).await.unwrap();
     assert_eq!(released.value, Ok(ReleaseOutcome::Released));
     for call in waiting {
         assert!(!call.await.unwrap().repeated);
     }
-    let commits = store.get(|control| control.commits.get(before..).unwrap().to_vec());
+    let commits = store.commits(before);
     let first = commits.first().unwrap();
     let rows = first
         .iter()
@@ -418,10 +309,10 @@ async fn a_cancel_ends_the_open_call() {
 /// it holds then is what a restart would find.
 #[tokio::test]
 async fn a_failed_commit_reloads_from_the_store() {
-    for failing in [Failing::Before, Failing::After] {
+    for failing in [Mood::Failing, Mood::FailingAfterwards] {
         let (gate, store) = gate().await;
         let kept = lease(&acquire(&gate, "kept", 100, LONG).await);
-        store.set(|control| control.failing = Some(failing));
+        store.set(failing);
         let failed = gate.acquire(ask("lost", 200), LONG).await;
         assert_eq!(failed.unwrap_err(), GateError::StoreUnavailable);
         assert_eq!(gate.phase(), Phase::Unavailable);
@@ -432,18 +323,18 @@ async fn a_failed_commit_reloads_from_the_store() {
             100,
             "reads show the last good state"
         );
-        store.set(|control| control.failing = None);
+        store.set(Mood::Good);
         reopened(&gate).await;
         let expected = match failing {
-            Failing::Before => 100,
-            Failing::After => 300,
+            Mood::FailingAfterwards => 300,
+            _ => 100,
         };
         assert_eq!(gate.view().reserved.get(), expected);
         assert_eq!(
             gate.release(kept).await.unwrap().value,
             Ok(ReleaseOutcome::Released)
         );
-        assert!(store.get(|control| control.opens) >= 2);
+        assert!(store.opened() >= 2);
     }
 }
 
@@ -457,10 +348,10 @@ async fn waiting_calls_outlive_a_failed_store() {
         async move { acquire(&gate, "b", 1, LONG).await }
     });
     line_of(&gate, 1).await;
-    store.set(|control| control.failing = Some(Failing::Before));
+    store.set(Mood::Failing);
     let cancel = gate.cancel(TicketId::new("x").unwrap()).await;
     assert_eq!(cancel.unwrap_err(), GateError::StoreUnavailable);
-    store.set(|control| control.failing = None);
+    store.set(Mood::Good);
     reopened(&gate).await;
     gate.release(held).await.unwrap().value.unwrap();
     assert!(!call.await.unwrap().repeated);
@@ -485,7 +376,7 @@ async fn a_drain_refuses_waiting_calls_and_keeps_their_places() {
             .is_some()
     );
     gate.close().await;
-    let image = store.get(|control| control.memory.image());
+    let image = store.image();
     let waiting = image
         .tickets
         .iter()
@@ -513,7 +404,7 @@ async fn a_batch_is_one_turn() {
             command
         })
         .collect();
-    let before = store.get(|control| control.commits.len());
+    let before = store.commits(0).len();
     let replies = gate.batch(commands).await.unwrap();
     assert_eq!(replies.len(), 100);
     let seqs: BTreeSet<_> = replies
@@ -521,7 +412,7 @@ async fn a_batch_is_one_turn() {
         .map(|reply| reply.as_ref().unwrap().0)
         .collect();
     assert_eq!(seqs.len(), 100, "a number for each");
-    assert_eq!(store.get(|control| control.commits.len()) - before, 1);
+    assert_eq!(store.commits(before).len(), 1);
     let mut protected = ask("p", 1);
     protected.protected = true;
     let answer = gate.acquire(protected, LONG).await.unwrap();

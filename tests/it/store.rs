@@ -12,9 +12,7 @@ use kvgate_core::ids::{EngineId, Label, SessionId, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::Policy;
-use kvgate_core::reading::{
-    EngineKind, Reading, Role, Round, RouterAnswer, Source, StartMark, Worker,
-};
+use kvgate_core::reading::{Reading, Role, Round, RouterAnswer, StartMark, Worker};
 use kvgate_core::store::{Commit, Image, Store, StoreControl};
 use kvgate_core::tally::LocalBypass;
 use kvgate_core::ticket::Sent;
@@ -72,22 +70,7 @@ fn round(now: Timestamp, names: &[&str], mark: u64) -> Command {
         readings: ids
             .iter()
             .map(|engine| {
-                let reading = Reading {
-                    kind: EngineKind::Sglang,
-                    role: None,
-                    source: Source::Loads,
-                    capacity: tokens(1_000),
-                    largest_pool: tokens(1_000),
-                    usage: None,
-                    used: None,
-                    evictable: None,
-                    available: None,
-                    running: Some(0),
-                    queued: Some(0),
-                    ranks: 1,
-                    counters: None,
-                    unknown_label: false,
-                };
+                let reading = Reading::idle(tokens(1_000));
                 (engine.clone(), Ok(reading))
             })
             .collect(),

@@ -132,6 +132,29 @@ pub struct Reading {
     pub unknown_label: bool,
 }
 
+impl Reading {
+    /// A reading of one idle SGLang pool of this size that tells nothing else.
+    #[must_use]
+    pub const fn idle(capacity: Tokens) -> Self {
+        Self {
+            kind: EngineKind::Sglang,
+            role: None,
+            source: Source::Loads,
+            capacity,
+            largest_pool: capacity,
+            usage: None,
+            used: None,
+            evictable: None,
+            available: None,
+            running: Some(0),
+            queued: Some(0),
+            ranks: 1,
+            counters: None,
+            unknown_label: false,
+        }
+    }
+}
+
 /// Token counters of an engine, which begin again with each incarnation (CAP8).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TokenCounters {

@@ -13,7 +13,7 @@ use kvgate::store;
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::ids::EngineId;
 use kvgate_core::policy::Policy;
-use kvgate_core::reading::{EngineKind, Reading, Round, Source};
+use kvgate_core::reading::{Reading, Round};
 use kvgate_core::store::{Opened, StoreControl};
 use kvgate_core::units::{Ppm, Span, Tokens};
 use kvgate_core::view::View;
@@ -347,20 +347,9 @@ impl Drop for TestApp {
 
 fn reading(capacity: u64) -> Reading {
     Reading {
-        kind: EngineKind::Sglang,
-        role: None,
-        source: Source::Loads,
-        capacity: Tokens::new(capacity).unwrap(),
-        largest_pool: Tokens::new(capacity).unwrap(),
         usage: Some(Ppm::clamped(0)),
         used: Some(Tokens::ZERO),
-        evictable: None,
-        available: None,
-        running: Some(0),
-        queued: Some(0),
-        ranks: 1,
-        counters: None,
-        unknown_label: false,
+        ..Reading::idle(Tokens::new(capacity).unwrap())
     }
 }
 

@@ -4,7 +4,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvgate_core::memory::MemoryStore;
-use kvgate_core::store::{Commit, Opened, Store, StoreControl};
+use kvgate_core::record::Record;
+use kvgate_core::store::{Commit, Image, Opened, Store, StoreControl};
 
 /// What the store does with commits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -13,6 +14,8 @@ pub enum Mood {
     Good,
     /// Commits and openings fail.
     Failing,
+    /// Commits are kept, but nobody is told; openings fail.
+    FailingAfterwards,
     /// Commits do not return.
     Holding,
 }
@@ -28,6 +31,9 @@ struct Shared {
     mood: Mood,
     held: bool,
     stored: MemoryStore,
+    /// Records of each commit.
+    commits: Vec<Vec<Record>>,
+    opened: u64,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -61,12 +67,30 @@ impl Switch {
 
     pub fn open(&self) -> Result<Opened<MoodyStore>, Broken> {
         self.with(|shared| match shared.mood {
-            Mood::Failing => Err(Broken),
-            Mood::Good | Mood::Holding => Ok(Opened {
-                store: MoodyStore(self.clone()),
-                image: shared.stored.image(),
-            }),
+            Mood::Failing | Mood::FailingAfterwards => Err(Broken),
+            Mood::Good | Mood::Holding => {
+                shared.opened += 1;
+                Ok(Opened {
+                    store: MoodyStore(self.clone()),
+                    image: shared.stored.image(),
+                })
+            }
         })
+    }
+
+    /// What a restart would find.
+    pub fn image(&self) -> Image {
+        self.with(|shared| shared.stored.image())
+    }
+
+    /// Records of each commit from the given one on.
+    pub fn commits(&self, from: usize) -> Vec<Vec<Record>> {
+        self.with(|shared| shared.commits.get(from..).unwrap().to_vec())
+    }
+
+    /// How often it was opened.
+    pub fn opened(&self) -> u64 {
+        self.with(|shared| shared.opened)
     }
 }
 
@@ -86,7 +110,11 @@ impl Store for MoodyStore {
             return Err(Broken);
         }
         let Ok(()) = shared.stored.commit(commit);
-        Ok(())
+        shared.commits.push(commit.records.to_vec());
+        match shared.mood {
+            Mood::FailingAfterwards => Err(Broken),
+            Mood::Good | Mood::Failing | Mood::Holding => Ok(()),
+        }
     }
 }
 

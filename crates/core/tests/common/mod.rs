@@ -16,8 +16,8 @@ use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::{AdmissionScope, Policy};
 use kvgate_core::reading::{
-    EngineKind, ReadFailure, Reading, Role, Round, RouterAnswer, RouterFailure, Source, StartMark,
-    TokenCounters, Worker,
+    ReadFailure, Reading, Role, Round, RouterAnswer, RouterFailure, StartMark, TokenCounters,
+    Worker,
 };
 use kvgate_core::store::{Commit, Store};
 use kvgate_core::ticket::Sent;
@@ -114,22 +114,15 @@ impl Engine {
             return Err(ReadFailure::Timeout);
         }
         Ok(Reading {
-            kind: EngineKind::Sglang,
             role: self.own_role,
-            source: Source::Loads,
-            capacity: tokens(self.capacity),
-            largest_pool: tokens(self.capacity),
             usage: self.usage.map(|usage| Ppm::new(usage).unwrap()),
-            used: None,
-            evictable: None,
-            available: None,
             running: self.running,
             queued: self.queued,
-            ranks: 1,
             counters: self
                 .counters
                 .map(|(prompt, generation)| TokenCounters { prompt, generation }),
             unknown_label: self.unknown_label,
+            ..Reading::idle(tokens(self.capacity))
         })
     }
 }

@@ -14,8 +14,7 @@ use kvgate_core::machine::{Kept, Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::{AdmissionScope, Policy};
 use kvgate_core::reading::{
-    EngineKind, ReadFailure, Reading, Role, RouterAnswer, RouterFailure, Source, StartMark,
-    TokenCounters, Worker,
+    ReadFailure, Reading, Role, RouterAnswer, RouterFailure, StartMark, TokenCounters, Worker,
 };
 use kvgate_core::tally::{CancelledHow, LeaseEnd, Tally};
 use kvgate_core::ticket::{Sent, Stage, Ticket};
@@ -144,22 +143,12 @@ pub fn command(resolved: &Resolved) -> command::Command {
 fn reading(gauges: Option<model::Gauges>) -> Result<Reading, ReadFailure> {
     let gauges = gauges.ok_or(ReadFailure::Timeout)?;
     Ok(Reading {
-        kind: EngineKind::Sglang,
-        role: None,
-        source: Source::Loads,
-        capacity: tokens(gauges.capacity),
-        largest_pool: tokens(gauges.capacity),
         usage: gauges.usage.map(|usage| Ppm::new(usage).unwrap()),
-        used: None,
-        evictable: None,
-        available: None,
         running: Some(u64::from(!gauges.idle)),
-        queued: Some(0),
-        ranks: 1,
         counters: gauges
             .counters
             .map(|(prompt, generation)| TokenCounters { prompt, generation }),
-        unknown_label: false,
+        ..Reading::idle(tokens(gauges.capacity))
     })
 }
 
