@@ -4,6 +4,7 @@
 //! addresses, read the fleet once, be ready. Stop: readiness goes false and waiting calls are
 //! answered, answers in flight end, the store is closed; within 5 s.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -12,6 +13,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvgate_core::ids::EngineId;
+use kvgate_core::reading::{EngineKind, Round};
 use kvgate_core::units::Timestamp;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -26,7 +29,8 @@ use crate::clock::Clock;
 use crate::config::{Config, ConfigError, Layer};
 use crate::demo::{Agents, AgentsSpec, DemoError, FakeFleet, FleetSpec};
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
-use crate::fleet::words;
+use crate::fleet::scrape::EngineDetails;
+use crate::fleet::server_info::ServerInfo;
 use crate::gate::{self, Gate, Phase, WriterConfig};
 use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener};
 use crate::store::{self, OpenError};
@@ -334,12 +338,7 @@ async fn poll(mut poller: Poller, gate: Gate, details: watch::Sender<Arc<FleetDe
         ticks.tick().await;
         let began_at = gate.line().map_or(Timestamp::default(), |line| line.now());
         let (round, found) = poller.round(began_at).await;
-        let router_failure = match &round.router {
-            Some(kvgate_core::reading::RouterAnswer::Failed(failure)) => Some(*failure),
-            Some(kvgate_core::reading::RouterAnswer::Workers(_)) | None => None,
-        };
-        let has_router = round.router.is_some();
-        details.send_replace(Arc::new(shown(has_router, router_failure, found)));
+        details.send_replace(Arc::new(shown(&round, found)));
         // While the store is away nobody takes a round; the next one comes soon.
         if gate.round(round).await.is_err() {
             continue;
@@ -365,25 +364,39 @@ async fn poll(mut poller: Poller, gate: Gate, details: watch::Sender<Arc<FleetDe
     }
 }
 
-/// What pages and API show of a round beside what the core keeps.
-fn shown(
-    has_router: bool,
-    failure: Option<kvgate_core::reading::RouterFailure>,
-    found: RoundDetails,
-) -> FleetDetails {
+/// What the API shows of a round beside what the core keeps.
+fn shown(round: &Round, found: RoundDetails) -> FleetDetails {
+    let vllm: BTreeSet<&EngineId> = round
+        .readings
+        .iter()
+        .filter(|(_, reading)| matches!(reading, Ok(reading) if reading.kind == EngineKind::Vllm))
+        .map(|(engine, _)| engine)
+        .collect();
+    let close_support = |engine: &EngineId, details: &EngineDetails| {
+        if vllm.contains(engine) {
+            return Some(false);
+        }
+        details.server.as_ref().map(ServerInfo::supports_close)
+    };
     FleetDetails {
-        has_router,
-        router_kind: found
-            .router_kind
-            .map(|kind| words::router_kind(kind).to_owned()),
-        router_error: failure.map(words::router_failure),
+        has_router: round.router.is_some(),
+        router_kind: found.router_kind.map(|kind| kind.name().to_owned()),
         bad_entries: found
             .bad_entries
             .shown
             .into_iter()
             .map(|entry| (entry.raw, entry.reason.to_string()))
             .collect(),
-        engines: Default::default(),
+        engines: found
+            .engines
+            .iter()
+            .map(|(engine, details)| {
+                let shown = http::EngineDetails {
+                    close_support: close_support(engine, details),
+                };
+                (engine.as_str().to_owned(), shown)
+            })
+            .collect(),
     }
 }
 

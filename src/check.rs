@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::fleet::rows::RouterKind;
 use crate::fleet::server_info::ServerInfo;
-use crate::fleet::words;
+use crate::words;
 
 /// How a finding weighs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -105,7 +105,7 @@ fn findings(config: &Config, round: &Round, details: &RoundDetails) -> Vec<Findi
 }
 
 fn router_findings(book: &mut Book, lifecycle: bool, round: &Round, details: &RoundDetails) {
-    let kind = details.router_kind.map_or("router", words::router_kind);
+    let kind = details.router_kind.map_or("router", RouterKind::name);
     match &round.router {
         None => {}
         Some(RouterAnswer::Failed(failure)) => book.mend(

@@ -14,3 +14,4 @@ pub mod http;
 pub mod store;
 pub mod telemetry;
 pub mod web;
+pub mod words;

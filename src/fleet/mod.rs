@@ -16,4 +16,3 @@ pub mod rows;
 pub mod scrape;
 pub mod secret;
 pub mod server_info;
-pub mod words;

@@ -35,6 +35,19 @@ pub enum RouterKind {
     Unknown,
 }
 
+impl RouterKind {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SglangRouter => "sglang-router",
+            Self::Smg => "smg",
+            Self::VllmRouter => "vllm-router",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// An entry that names no engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BadEntry {

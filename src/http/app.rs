@@ -33,8 +33,6 @@ pub struct FleetDetails {
     pub has_router: bool,
     /// What software the router is, as far as its answers tell.
     pub router_kind: Option<String>,
-    /// Why the router gave no list last time, in words.
-    pub router_error: Option<String>,
     /// Entries of its list that were skipped: the entry, shortened, and why.
     pub bad_entries: Vec<(String, String)>,
     /// By base URL.
@@ -44,8 +42,6 @@ pub struct FleetDetails {
 /// What is known of one engine beyond its readings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct EngineDetails {
-    /// Last failure in words; taken instead of the core's own word for it.
-    pub last_error: Option<String>,
     /// Whether it takes session closes; `None` while that is not known.
     pub close_support: Option<bool>,
 }

@@ -9,7 +9,7 @@ use kvgate_api::{
 };
 use kvgate_core::capacity::EngineView;
 use kvgate_core::decision::DegradedReason;
-use kvgate_core::reading::{self, ReadFailure, Role, RouterFailure, Source};
+use kvgate_core::reading::{self, Role, Source};
 use kvgate_core::units::Tokens;
 use kvgate_core::view;
 
@@ -18,6 +18,7 @@ use super::app::{App, FleetDetails, ShellNotice, Shown};
 use super::convert::{ratio, seconds, time};
 use super::extract::NoQuery;
 use crate::gate::{Gate, Phase};
+use crate::words;
 
 /// The whole picture in one answer of a fixed size.
 #[utoipa::path(
@@ -177,10 +178,7 @@ fn router(details: &FleetDetails, shown: &Shown) -> Option<Router> {
     let failure = shown.view.router_failure;
     (details.has_router || failure.is_some()).then(|| Router {
         kind: details.router_kind.clone(),
-        last_error: details
-            .router_error
-            .clone()
-            .or_else(|| failure.map(router_failure)),
+        last_error: failure.map(words::router_failure),
         bad_entries: details
             .bad_entries
             .iter()
@@ -216,11 +214,7 @@ fn engine(view: &EngineView, details: &FleetDetails, shown: &Shown) -> Engine {
             .as_ref()
             .map(|(at, _)| seconds(shown.now.since(*at))),
         fresh: view.fresh,
-        last_error: view.failure.map(|failure| {
-            details
-                .and_then(|details| details.last_error.clone())
-                .unwrap_or_else(|| read_failure(failure))
-        }),
+        last_error: view.failure.map(words::read_failure),
         joined_epoch: view.joined.0,
         close_support: details.and_then(|details| details.close_support),
     }
@@ -246,28 +240,5 @@ const fn source(source: Source) -> ReadingSource {
     match source {
         Source::Loads => ReadingSource::Loads,
         Source::Metrics => ReadingSource::Metrics,
-    }
-}
-
-fn read_failure(failure: ReadFailure) -> String {
-    match failure {
-        ReadFailure::Timeout => "no answer within the time-out".to_owned(),
-        ReadFailure::Refused => "no connection".to_owned(),
-        ReadFailure::MetricsOff => "404: started without metrics".to_owned(),
-        ReadFailure::KeyRefused(status) => format!("{status}: it asks for a key"),
-        ReadFailure::Status(status) => format!("status {status}"),
-        ReadFailure::Unreadable => "an answer that cannot be read".to_owned(),
-        ReadFailure::Missing => "readable, but without a KV capacity".to_owned(),
-        ReadFailure::NotAllowed => "the address is outside the allowed engine networks".to_owned(),
-    }
-}
-
-fn router_failure(failure: RouterFailure) -> String {
-    match failure {
-        RouterFailure::Timeout => "no answer within the time-out".to_owned(),
-        RouterFailure::Refused => "no connection".to_owned(),
-        RouterFailure::KeyRefused(status) => format!("{status}: it asks for a key"),
-        RouterFailure::Status(status) => format!("status {status}"),
-        RouterFailure::Unreadable => "an answer that is no worker list".to_owned(),
     }
 }

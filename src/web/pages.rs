@@ -16,6 +16,7 @@ use kvgate_core::view::View;
 use super::WebState;
 use super::format::{duration, grouped, percent, percent_of, tenths_of};
 use crate::gate::Phase;
+use crate::words;
 
 /// Waiters that the overview shows.
 const QUEUE_ROWS: usize = 12;
@@ -76,7 +77,7 @@ struct QueueRow {
 
 struct EngineRow {
     url: String,
-    state: &'static str,
+    state: String,
     good: bool,
     usage: String,
     /// For the bar: 0 to 1,000.
@@ -214,14 +215,12 @@ impl EngineRow {
         let number = |count: Option<u64>| count.map_or_else(|| "–".to_owned(), grouped);
         Self {
             url: engine.id.as_str().to_owned(),
-            state: if engine.counted {
-                "counted"
-            } else if !engine.fresh {
-                "no fresh reading"
-            } else if !engine.healthy {
-                "unhealthy"
-            } else {
-                "not counted"
+            state: match engine.failure {
+                _ if engine.counted => "counted".to_owned(),
+                Some(failure) => words::read_failure(failure),
+                None if !engine.fresh => "no fresh reading".to_owned(),
+                None if !engine.healthy => "unhealthy".to_owned(),
+                None => "not counted".to_owned(),
             },
             good: engine.counted,
             usage: usage.map_or("–".to_owned(), percent),
@@ -264,10 +263,14 @@ fn alert(phase: Phase, view: &View) -> Option<String> {
     let grace = duration(Span::from_millis(view.policy.stale_after.millis()));
     let reason = match view.measure.degraded? {
         DegradedReason::NoFleet => "no router and no engine is configured".to_owned(),
-        DegradedReason::RouterUnreachable => {
-            format!("the router gave no list of workers for {grace}")
-        }
-        DegradedReason::NoFreshReading => format!("no engine gave a reading within {grace}"),
+        DegradedReason::RouterUnreachable => match view.router_failure {
+            Some(failure) => words::router_failure(failure),
+            None => format!("the router lists no worker for {grace}"),
+        },
+        DegradedReason::NoFreshReading => match view.router_failure {
+            Some(failure) => words::router_failure(failure),
+            None => format!("no engine gave a reading within {grace}"),
+        },
         DegradedReason::NoCapacity => "no engine that counts has a KV capacity".to_owned(),
     };
     Some(format!("Degraded, all work bypasses: {reason}."))

@@ -2,8 +2,6 @@
 
 use kvgate_core::reading::{ReadFailure, RouterFailure};
 
-use super::rows::RouterKind;
-
 /// Why an engine gave no good reading.
 #[must_use]
 pub fn read_failure(failure: ReadFailure) -> String {
@@ -28,16 +26,5 @@ pub fn router_failure(failure: RouterFailure) -> String {
         RouterFailure::KeyRefused(status) => format!("router asks for a key ({status})"),
         RouterFailure::Status(status) => format!("router answers status {status}"),
         RouterFailure::Unreadable => "router answers no list of workers".to_owned(),
-    }
-}
-
-/// Name of a kind of router.
-#[must_use]
-pub const fn router_kind(kind: RouterKind) -> &'static str {
-    match kind {
-        RouterKind::SglangRouter => "sglang-router",
-        RouterKind::Smg => "smg",
-        RouterKind::VllmRouter => "vllm-router",
-        RouterKind::Unknown => "unknown",
     }
 }
