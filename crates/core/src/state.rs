@@ -285,3 +285,44 @@ impl State {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decision::EndHow;
+    use crate::ticket::Ended;
+    use crate::units::Span;
+
+    /// Section 9: what is forgotten leaves nothing behind in any index, and a newer life of the
+    /// ticket stays.
+    #[test]
+    fn a_forgotten_ticket_leaves_nothing_behind() {
+        let id = LeaseId {
+            issue: Issue(7),
+            salt: 1,
+        };
+        let row = |row| Ticket {
+            row: RowNo(row),
+            id: TicketId::new("t").unwrap(),
+            asked: None,
+            stage: Stage::Ended(Ended {
+                at: Timestamp::from_millis(row),
+                how: EndHow::Expired,
+                lease: (row == 1).then_some(id),
+                since: None,
+                waited: Span::ZERO,
+                epoch: Epoch(1),
+            }),
+        };
+        let (mut state, _) = State::restore(Image::default(), 0);
+        state.put(row(1));
+        state.put(row(2));
+        state.remove(RowNo(1));
+        let newer = state.ticket(&TicketId::new("t").unwrap());
+        assert_eq!(newer.map(|ticket| ticket.row), Some(RowNo(2)));
+        assert!(state.ended.is_empty());
+        state.remove(RowNo(2));
+        assert!(state.by_ticket.is_empty() && state.rows.is_empty() && state.finished.is_empty());
+        assert_eq!((state.next_row, state.next_issue), (3, 8), "numbers go on");
+    }
+}

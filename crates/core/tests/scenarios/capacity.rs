@@ -2,7 +2,7 @@
 
 use kvgate_core::decision::{BypassReason, DegradedReason, WaitReason};
 use kvgate_core::effect::Outcome;
-use kvgate_core::reading::Role;
+use kvgate_core::reading::{ReadFailure, Role, RouterFailure};
 use kvgate_core::units::{Ppm, Span};
 
 use crate::common::*;
@@ -643,4 +643,46 @@ fn cap3_never_seen_healthy_over_a_restart() {
     gate.router = Router::Silent;
     gate.restart(1_000);
     assert_eq!(gate.ceiling(), 900_000, "the router said nothing yet");
+}
+
+/// CAP1, CAP3, CAP5: what readers see of an engine and of the router: the last failure while it is
+/// newer than the last good reading, health, freshness and pressure.
+#[test]
+fn cap3_the_view_of_an_engine() {
+    let mut gate = two_engines();
+    let shown = |gate: &Gate, name: &str| {
+        let engines = gate.view().engines;
+        let found = engines.iter().find(|shown| shown.id == engine(name));
+        found.unwrap().clone()
+    };
+    assert_eq!(gate.view().router_failure, None);
+    assert_eq!(shown(&gate, "b").failure, None);
+    gate.engine("b").answers = false;
+    gate.router = Router::Silent;
+    gate.run(1_000);
+    let failed = shown(&gate, "b");
+    assert_eq!(failed.failure, Some(ReadFailure::Timeout));
+    assert!(failed.fresh && failed.counted && failed.healthy);
+    assert_eq!(failed.pressure.unwrap().get(), 500_000);
+    assert_eq!(failed.reading.unwrap().1.capacity.get(), 500_000);
+    assert_eq!(gate.view().router_failure, Some(RouterFailure::Timeout));
+    gate.router = Router::Lists;
+    gate.engine("a").healthy = false;
+    gate.run(5_000);
+    let stale = shown(&gate, "b");
+    assert!(!stale.fresh && !stale.counted);
+    assert!(!shown(&gate, "a").healthy && shown(&gate, "a").counted);
+    assert_eq!(gate.view().router_failure, None);
+    gate.engine("b").answers = true;
+    gate.run(1_000);
+    assert_eq!(shown(&gate, "b").failure, None);
+}
+
+/// CAP5: of two engines with the same pressure the first by address is named.
+#[test]
+fn cap5_equal_pressures() {
+    let gate = two_engines();
+    let measure = gate.view().measure;
+    let (worst, named) = measure.pressure.clone().unwrap();
+    assert_eq!((worst.get(), named), (500_000, engine("a")));
 }

@@ -1,11 +1,16 @@
 //! Durability, numbers of changes, and the bounds of the books.
 
+use kvgate_core::capacity::FleetConfig;
 use kvgate_core::command::{Command, SLICE_MAX, Slice};
 use kvgate_core::decision::{BypassReason, CancelReason};
-use kvgate_core::effect::{Effect, LeaseView, Outcome, Page, Reply, WaiterView};
-use kvgate_core::ids::{Issue, RowNo};
-use kvgate_core::policy::{FINISHED_FOR, FINISHED_MAX, Policy, PolicyError};
-use kvgate_core::units::{Ppm, Span, Tokens};
+use kvgate_core::effect::{Effect, LeaseGone, LeaseView, Outcome, Page, Reply, WaiterView};
+use kvgate_core::ids::{Issue, LeaseId, RowNo};
+use kvgate_core::machine::{Machine, StartParams};
+use kvgate_core::memory::MemoryStore;
+use kvgate_core::policy::{FINISHED_FOR, FINISHED_MAX, Policy, PolicyError, STARTS_MAX};
+use kvgate_core::state::Start;
+use kvgate_core::store::Image;
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 
 use crate::common::*;
 
@@ -403,4 +408,80 @@ fn dur2_the_bound_of_finished_tickets_holds_after_every_turn() {
             .collect(),
     );
     assert_eq!(gate.machine().kept().tickets.len(), FINISHED_MAX);
+}
+
+/// Section 9, LEA1: the machine names the time at which it forgets by age, so that no input is needed.
+#[test]
+fn dur2_forgetting_needs_no_input() {
+    let mut gate = Gate::new();
+    let lease = gate.hold("t", 10);
+    gate.release(lease).unwrap();
+    let ended = gate.now;
+    gate.drain_until(ended + 599_999);
+    assert_eq!(
+        gate.machine().next_deadline(),
+        Some(Timestamp::from_millis(ended + 600_000))
+    );
+    // The gap before that turn is a pause, which holds for 10 s; the rows go a second later.
+    gate.drain_until(ended + 611_000);
+    assert!(gate.store.image().tickets.is_empty());
+    assert_eq!(
+        gate.machine().next_deadline(),
+        None,
+        "nothing is left to do"
+    );
+}
+
+/// Whether a release of the first start's lease id finds that it was issued, with this many starts
+/// stored before the present one.
+fn first_start_is_known(stored: u64) -> bool {
+    let image = Image {
+        next_issue: stored + 1,
+        starts: (1..=stored)
+            .map(|issue| Start {
+                first_issue: Issue(issue),
+                salt: issue,
+                at: Timestamp::from_millis(T0),
+            })
+            .collect(),
+        ..Image::default()
+    };
+    let params = StartParams {
+        now: Timestamp::from_millis(T0),
+        salt: 0,
+        seed: 0,
+        policy: admission_on(),
+        fleet: FleetConfig::default(),
+    };
+    let Ok(committed) = Machine::restore(image, params).commit(&mut MemoryStore::default());
+    let mut turn = committed.machine.turn(Timestamp::from_millis(T0));
+    for issue in [1, 2, stored] {
+        turn.handle(Command::Release(LeaseId {
+            issue: Issue(issue),
+            salt: issue,
+        }));
+    }
+    let Ok(committed) = turn.finish().commit(&mut MemoryStore::default());
+    let told: Vec<_> = committed
+        .effects
+        .iter()
+        .map(|effect| match effect {
+            Effect::Reply {
+                reply: Reply::Release(outcome),
+                ..
+            } => *outcome,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let expired = Err(LeaseGone::Expired);
+    assert_eq!(told[1..], [expired, expired]);
+    told[0] == expired
+}
+
+/// ID2, TIC6: 10,000 starts are remembered; lease ids of older ones are no longer told from those
+/// that were never issued.
+#[test]
+fn id2_starts_are_bounded() {
+    assert!(first_start_is_known(STARTS_MAX as u64 - 1));
+    assert!(!first_start_is_known(STARTS_MAX as u64));
 }
