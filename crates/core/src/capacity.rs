@@ -1,7 +1,7 @@
 //! Capacity, pressure, freshness and the worker set (CAP1 to CAP8).
 //!
 //! Readings and health are not kept over a restart; the member set, its epoch and the last known
-//! capacities are, through the records that [`Fleet::apply`] returns.
+//! capacities are, through the records that applying a round returns.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::Arc;
@@ -56,7 +56,7 @@ enum Sign {
     WorkerId,
 }
 
-/// What the readings come to; valid until [`Fleet::valid_until`].
+/// What the readings come to, until the next round or deadline.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Measure {
     /// Sum over counted engines.

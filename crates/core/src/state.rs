@@ -1,4 +1,4 @@
-//! Durable state. [`State::evolve`] is the only thing that changes it, live and on recovery, so
+//! Durable state. `evolve` is the only thing that changes it, live and on recovery, so
 //! the two cannot differ.
 
 use alloc::collections::{BTreeSet, VecDeque};
