@@ -115,6 +115,8 @@ fn start(disk: &Arc<dyn Disk>, steps: &[Step]) -> Result<Opened<RedbStore>, Open
     for leftover in [FRESH, COPY] {
         disk.remove(leftover).map_err(|error| at.io(error))?;
     }
+    // Whoever gave the file its name may have been killed before that was durable.
+    disk.sync().map_err(|error| at.io(error))?;
     let migrates = (look.schema as usize) < steps.len();
     if migrates {
         look = at.migrate(look, steps)?;
