@@ -3,37 +3,44 @@
 //! redb repairs a file while it opens it, and marks it as open. So the look goes through a backend
 //! that keeps every write in memory: whatever is found out, damage, a newer schema or a database of
 //! another program, the file keeps its bytes. Locks go to the real file, so that the look never
-//! reads what another process is writing.
+//! reads what another process is writing; they are kept when the look ends, for the opening that
+//! follows.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::ops::Bound;
-use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use redb::backends::FileBackend;
 use redb::{BackendError, Database, DatabaseError, StorageBackend};
 
 /// Writes are kept in pieces of this many bytes.
 const PIECE: usize = 4_096;
 
+/// Where redb's header has its flags, after the magic number, and the one that stands while the
+/// file is open for writing.
+const FLAGS_AT: u64 = 9;
+const NOT_CLOSED: u8 = 2;
+
+/// Whether redb closed the file in order, as it says itself. Asked under the lock.
+pub(super) fn was_closed(file: &Arc<dyn StorageBackend>) -> io::Result<bool> {
+    let mut flags = [NOT_CLOSED];
+    file.read(FLAGS_AT, &mut flags)?;
+    Ok(flags.iter().all(|flags| flags & NOT_CLOSED == 0))
+}
+
 /// Opens the file with its integrity checked, without a write to it.
-pub(super) fn peek(path: &Path, cache_bytes: usize) -> Result<Database, DatabaseError> {
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(|error| DatabaseError::Storage(error.into()))?;
-    let inner = FileBackend::new(file)?;
-    let len = inner
+pub(super) fn peek(
+    file: &Arc<dyn StorageBackend>,
+    cache_bytes: usize,
+) -> Result<Database, DatabaseError> {
+    let len = file
         .len()
         .map_err(|error| DatabaseError::Storage(error.into()))?;
     redb::Builder::new()
         .set_cache_size(cache_bytes)
         .set_check_integrity_on_open(true)
         .create_with_backend(Overlay {
-            inner,
+            inner: Arc::clone(file),
             written: Mutex::new(Written {
                 len,
                 file_len: len,
@@ -44,7 +51,7 @@ pub(super) fn peek(path: &Path, cache_bytes: usize) -> Result<Database, Database
 
 #[derive(Debug)]
 struct Overlay {
-    inner: FileBackend,
+    inner: Arc<dyn StorageBackend>,
     written: Mutex<Written>,
 }
 
@@ -160,8 +167,9 @@ impl StorageBackend for Overlay {
         })
     }
 
+    /// The file stays open, and locked, for what comes after the look.
     fn close(&self) -> io::Result<()> {
-        self.inner.close()
+        Ok(())
     }
 
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
@@ -187,11 +195,16 @@ impl StorageBackend for Overlay {
     fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
         self.inner.unlock_range(start, end)
     }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.inner.query_lock_range(start, end)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use redb::backends::FileBackend;
 
     use super::*;
 
@@ -221,7 +234,7 @@ mod tests {
             let original: Vec<u8> = (0..file_len).map(|at| (at % 251) as u8).collect();
             std::fs::write(file.path(), &original).unwrap();
             let overlay = Overlay {
-                inner: FileBackend::new(file.reopen().unwrap()).unwrap(),
+                inner: Arc::new(FileBackend::new(file.reopen().unwrap()).unwrap()),
                 written: Mutex::new(Written {
                     len: file_len as u64,
                     file_len: file_len as u64,

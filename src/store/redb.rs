@@ -1,232 +1,52 @@
 //! The store on redb: one transaction per turn, durable before it returns (DUR1).
 
-use std::fs::{self, File};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvgate_core::policy::{EPOCHS_MAX, STARTS_MAX};
 use kvgate_core::record::Record;
-use kvgate_core::store::{Commit, Image, Opened, Store, StoreControl};
+use kvgate_core::store::{Commit, Image, Store, StoreControl};
 use kvgate_core::tally::Tally;
-use redb::{Database, Durability, ReadableDatabase, ReadableTable, StorageError};
+use redb::{Database, Durability, Key, ReadableDatabase, ReadableTable, Table, WriteTransaction};
 
-use super::migrations::{META, SCHEMA, STEPS, Step};
-use super::peek::peek;
+use super::FILE_NAME;
+use super::disk::Disk;
+use super::error::{CommitError, OpenError};
+use super::migrations::META;
 use super::rows::{self, Head, RowError};
+use super::space::{self, Space, Watch};
 use super::tables::{CLEAN, ENGINES, EPOCHS, HEAD, STARTS, TALLY, TICKETS};
-
-/// Name of the store in its directory.
-pub const FILE_NAME: &str = "kvgate.redb";
-
-/// redb's page cache. The image is in memory; only the pages that a commit rewrites are read again.
-const CACHE_BYTES: usize = 8 << 20;
-
-/// Why the store cannot be opened; each has its own exit code (DUR5).
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// Another process has it open.
-    #[error("{} is in use by another process; stop that one, or choose another --data", .0.display())]
-    Locked(PathBuf),
-    /// Its content is not what was written.
-    #[error("{} is damaged ({}); it was left as it is. Restore a backup, or move the file away to start empty", .0.display(), .1)]
-    Damaged(PathBuf, String),
-    /// It is something else, or an empty file.
-    #[error("{} is not a kvgate store; it was left as it is. Choose another --data", .0.display())]
-    Foreign(PathBuf),
-    /// A newer kvgate wrote it.
-    #[error("{} has schema {found}, this kvgate knows up to {known}; use the newer kvgate", .path.display())]
-    Newer {
-        /// The store.
-        path: PathBuf,
-        /// Its schema.
-        found: u32,
-        /// The newest that is known here.
-        known: u32,
-    },
-    /// The operating system forbids it.
-    #[error("no permission for {}: {}; give the user that runs kvgate access to it", .0.display(), .1)]
-    Permission(PathBuf, io::Error),
-    /// The disk is full, or another I/O error.
-    #[error("cannot use {}: {}; make room or mend the disk", .0.display(), .1)]
-    Io(PathBuf, String),
-}
-
-/// Why a turn is not durable, or nobody knows.
-#[derive(Debug, thiserror::Error)]
-pub enum CommitError {
-    /// redb.
-    #[error(transparent)]
-    Redb(#[from] redb::Error),
-    /// A row that cannot be encoded.
-    #[error(transparent)]
-    Row(#[from] RowError),
-}
-
-impl From<CommitError> for OpenError {
-    fn from(error: CommitError) -> Self {
-        Self::Io(PathBuf::from(FILE_NAME), error.to_string())
-    }
-}
-
-macro_rules! from_redb {
-    ($($error:ty),*) => {$(
-        impl From<$error> for CommitError {
-            fn from(error: $error) -> Self {
-                Self::Redb(error.into())
-            }
-        }
-    )*};
-}
-from_redb!(
-    redb::TransactionError,
-    redb::TableError,
-    redb::CommitError,
-    redb::StorageError,
-    redb::SetDurabilityError
-);
 
 /// The store.
 #[derive(Debug)]
 pub struct RedbStore {
     database: Database,
-    path: PathBuf,
+    disk: Arc<dyn Disk>,
     buffer: Vec<u8>,
-    /// Rows in the tables that are kept to a bound.
+    rows: Rows,
+    watch: Mutex<Watch>,
+}
+
+/// What is known of the rows without reading them.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    /// Keys of the tables that are kept to a bound.
     epochs: Vec<u64>,
     starts: Vec<u64>,
+    /// Bytes of all keys and values.
+    pub live: u64,
 }
 
-/// Opens the store in `directory`, creating it only where there is none, and loads what it holds.
-///
-/// # Errors
-/// See [`OpenError`]; the file is not touched then.
-pub fn open(directory: &Path) -> Result<Opened<RedbStore>, OpenError> {
-    let path = directory.join(FILE_NAME);
-    let io = |error: io::Error| io_error(&path, error);
-    fs::create_dir_all(directory).map_err(io)?;
-    match fs::symlink_metadata(&path) {
-        Ok(metadata) if metadata.len() == 0 => return Err(OpenError::Foreign(path)),
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => create(directory, &path)?,
-        Err(error) => return Err(io(error)),
-    }
-    let found = look_at(&path)?;
-    // The look has checked the integrity; this opening may write.
-    let database = redb::Builder::new()
-        .set_cache_size(CACHE_BYTES)
-        .open(&path)
-        .map_err(|error| open_error(&path, error))?;
-    migrate(&database, found, STEPS).map_err(|error| damaged_or_io(&path, error))?;
-    let mut store = RedbStore {
-        database,
-        path: path.clone(),
-        buffer: Vec::new(),
-        epochs: Vec::new(),
-        starts: Vec::new(),
-    };
-    let image = store.load().map_err(|error| match error {
-        CommitError::Row(error) => OpenError::Damaged(path.clone(), error.to_string()),
-        CommitError::Redb(error) => damaged_or_io(&path, error),
-    })?;
-    Ok(Opened { store, image })
-}
-
-/// Creates under another name and renames, so that a power cut leaves either a whole store or none.
-fn create(directory: &Path, path: &Path) -> Result<(), OpenError> {
-    let io = |error: io::Error| io_error(path, error);
-    let fresh = directory.join(format!("{FILE_NAME}.new"));
-    match fs::remove_file(&fresh) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(io(error)),
-    }
-    let database = redb::Builder::new()
-        .create(&fresh)
-        .map_err(|error| open_error(path, error))?;
-    migrate(&database, 0, STEPS).map_err(|error| damaged_or_io(path, error))?;
-    drop(database);
-    fs::rename(&fresh, path).map_err(io)?;
-    sync_directory(directory).map_err(io)
-}
-
-/// redb does not sync the directory entry of a new file.
-fn sync_directory(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
-}
-
-/// Runs the steps after version `from`, each in the transaction that writes its version.
-fn migrate(database: &Database, from: u32, steps: &[Step]) -> Result<(), redb::Error> {
-    for (version, step) in (1u32..).zip(steps) {
-        if version <= from {
-            continue;
-        }
-        let transaction = database.begin_write()?;
-        step(&transaction)?;
-        {
-            let mut meta = transaction.open_table(META)?;
-            meta.insert(SCHEMA, version.to_le_bytes().as_slice())?;
-        }
-        transaction.commit()?;
-    }
-    Ok(())
-}
-
-/// The schema of a whole store of ours; the file keeps its bytes whatever it is (DUR5).
-fn look_at(path: &Path) -> Result<u32, OpenError> {
-    let known = u32::try_from(STEPS.len()).unwrap_or(u32::MAX);
-    let database = peek(path, CACHE_BYTES).map_err(|error| open_error(path, error))?;
-    let found = schema(&database).map_err(|error| match error {
-        redb::Error::TableDoesNotExist(_) | redb::Error::TableTypeMismatch { .. } => {
-            OpenError::Foreign(path.to_path_buf())
-        }
-        other => damaged_or_io(path, other),
-    })?;
-    match found {
-        None => Err(OpenError::Foreign(path.to_path_buf())),
-        Some(found) if found > known => Err(OpenError::Newer {
-            path: path.to_path_buf(),
-            found,
-            known,
-        }),
-        Some(found) => Ok(found),
-    }
-}
-
-fn schema(database: &Database) -> Result<Option<u32>, redb::Error> {
-    let transaction = database.begin_read()?;
-    let meta = transaction.open_table(META)?;
-    let value = meta.get(SCHEMA)?;
-    Ok(value.and_then(|value| value.value().try_into().ok().map(u32::from_le_bytes)))
-}
-
-fn open_error(path: &Path, error: redb::DatabaseError) -> OpenError {
-    match error {
-        redb::DatabaseError::DatabaseAlreadyOpen => OpenError::Locked(path.to_path_buf()),
-        redb::DatabaseError::Storage(StorageError::Io(error)) => io_error(path, error),
-        other => damaged_or_io(path, other.into()),
-    }
-}
-
-fn io_error(path: &Path, error: io::Error) -> OpenError {
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => OpenError::Permission(path.to_path_buf(), error),
-        io::ErrorKind::InvalidData => OpenError::Foreign(path.to_path_buf()),
-        _ => OpenError::Io(path.to_path_buf(), error.to_string()),
-    }
-}
-
-fn damaged_or_io(path: &Path, error: redb::Error) -> OpenError {
-    match error {
-        redb::Error::Io(error) => io_error(path, error),
-        other => OpenError::Damaged(path.to_path_buf(), other.to_string()),
-    }
-}
-
-impl RedbStore {
-    fn load(&mut self) -> Result<Image, CommitError> {
-        let transaction = self.database.begin_read()?;
+impl Rows {
+    /// Reads everything.
+    pub fn load(database: &Database) -> Result<(Image, Self), CommitError> {
+        let transaction = database.begin_read()?;
         let mut image = Image::default();
+        let mut rows = Self::default();
         let meta = transaction.open_table(META)?;
+        for row in meta.iter()? {
+            let (key, value) = row?;
+            rows.count(key.value().len(), value.value().len());
+        }
         if let Some(value) = meta.get(HEAD)? {
             let head = Head::decode(value.value())?;
             image.term = head.term;
@@ -240,29 +60,160 @@ impl RedbStore {
         };
         for row in transaction.open_table(TICKETS)?.iter()? {
             let (key, value) = row?;
+            rows.count(NUMBER, value.value().len());
             image
                 .tickets
                 .push(rows::decode_ticket(key.value(), value.value())?);
         }
         for row in transaction.open_table(STARTS)?.iter()? {
             let (key, value) = row?;
-            self.starts.push(key.value());
+            rows.count(NUMBER, value.value().len());
+            rows.starts.push(key.value());
             image.starts.push(rows::decode_start(value.value())?);
         }
         for row in transaction.open_table(EPOCHS)?.iter()? {
             let (key, value) = row?;
-            self.epochs.push(key.value());
+            rows.count(NUMBER, value.value().len());
+            rows.epochs.push(key.value());
             image
                 .epochs
                 .push(rows::decode_epoch(key.value(), value.value())?);
         }
         for row in transaction.open_table(ENGINES)?.iter()? {
             let (key, value) = row?;
+            rows.count(key.value().len(), value.value().len());
             image
                 .engines
                 .push(rows::decode_engine(key.value(), value.value())?);
         }
-        Ok(image)
+        Ok((image, rows))
+    }
+
+    /// Writes a whole image into empty tables.
+    pub fn write(transaction: &WriteTransaction, image: &Image) -> Result<Self, CommitError> {
+        let mut rows = Self::default();
+        let buffer = &mut Vec::new();
+        let mut meta = transaction.open_table(META)?;
+        // As an empty store has none of these, an empty image makes none.
+        if *image != Image::default() {
+            let head = Head {
+                term: image.term,
+                seq: image.seq.0,
+                now: image.now.millis(),
+                next_issue: image.next_issue,
+            };
+            head.encode(buffer)?;
+            rows.put(&mut meta, HEAD, HEAD.len(), buffer)?;
+            rows::encode_tally(&image.tally, buffer)?;
+            rows.put(&mut meta, TALLY, TALLY.len(), buffer)?;
+        }
+        let mut tickets = transaction.open_table(TICKETS)?;
+        for ticket in &image.tickets {
+            rows::encode_ticket(ticket, buffer)?;
+            rows.put(&mut tickets, ticket.row.0, NUMBER, buffer)?;
+        }
+        let mut starts = transaction.open_table(STARTS)?;
+        // The last start is the one of the image's term, and each start took the next term.
+        let first = image
+            .term
+            .saturating_add(1)
+            .checked_sub(image.starts.len() as u64)
+            .ok_or(RowError::Range)?;
+        for (term, start) in (first..).zip(&image.starts) {
+            rows::encode_start(start, buffer)?;
+            rows.put(&mut starts, term, NUMBER, buffer)?;
+            rows.starts.push(term);
+        }
+        let mut epochs = transaction.open_table(EPOCHS)?;
+        for entry in &image.epochs {
+            rows::encode_epoch(entry, buffer)?;
+            rows.put(&mut epochs, entry.epoch.0, NUMBER, buffer)?;
+            rows.epochs.push(entry.epoch.0);
+        }
+        let mut engines = transaction.open_table(ENGINES)?;
+        for engine in &image.engines {
+            rows::encode_engine(engine, buffer)?;
+            let id = engine.id.as_str();
+            rows.put(&mut engines, id, id.len(), buffer)?;
+        }
+        Ok(rows)
+    }
+
+    fn count(&mut self, key: usize, value: usize) {
+        self.live = self.live.saturating_add((key + value) as u64);
+    }
+
+    fn uncount(&mut self, key: usize, value: usize) {
+        self.live = self.live.saturating_sub((key + value) as u64);
+    }
+
+    /// Inserts or replaces a row.
+    fn put<'k, K: Key + 'static>(
+        &mut self,
+        table: &mut Table<'_, K, &'static [u8]>,
+        key: impl std::borrow::Borrow<K::SelfType<'k>>,
+        key_len: usize,
+        value: &[u8],
+    ) -> Result<(), CommitError> {
+        let old = table.insert(key, value)?.map(|old| old.value().len());
+        self.count(key_len, value.len());
+        if let Some(old) = old {
+            self.uncount(key_len, old);
+        }
+        Ok(())
+    }
+
+    /// Removes a row, if it is there.
+    fn take<'k, K: Key + 'static>(
+        &mut self,
+        table: &mut Table<'_, K, &'static [u8]>,
+        key: impl std::borrow::Borrow<K::SelfType<'k>>,
+        key_len: usize,
+    ) -> Result<(), CommitError> {
+        let old = table.remove(key)?.map(|old| old.value().len());
+        if let Some(old) = old {
+            self.uncount(key_len, old);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a key that is a number.
+const NUMBER: usize = size_of::<u64>();
+
+impl RedbStore {
+    pub(super) fn new(database: Database, disk: Arc<dyn Disk>, rows: Rows) -> Self {
+        let watch = Mutex::new(Watch::new(&*disk));
+        Self {
+            database,
+            disk,
+            buffer: Vec::new(),
+            rows,
+            watch,
+        }
+    }
+
+    /// Bytes of all keys and values, without what redb adds.
+    #[must_use]
+    pub const fn live_bytes(&self) -> u64 {
+        self.rows.live
+    }
+
+    /// Room on the disk, as of about a second ago at most.
+    #[must_use]
+    pub fn space(&self) -> Space {
+        self.watch
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .look(&*self.disk, self.rows.live)
+    }
+
+    /// Gives the room of the ballast to the store. A commit that fails for want of room does so by
+    /// itself (DUR4).
+    pub fn free_ballast(&self) {
+        if space::give_way(&*self.disk) {
+            tracing::warn!("the disk is full: the ballast was given away");
+        }
     }
 
     fn mark_clean(&self, clean: bool) -> Result<(), CommitError> {
@@ -274,15 +225,12 @@ impl RedbStore {
         transaction.commit()?;
         Ok(())
     }
-}
 
-impl Store for RedbStore {
-    type Error = CommitError;
-
-    fn commit(&mut self, commit: Commit<'_>) -> Result<(), CommitError> {
+    fn write(&mut self, commit: Commit<'_>) -> Result<(), CommitError> {
         let mut transaction = self.database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;
         let buffer = &mut self.buffer;
+        let rows = &mut self.rows;
         {
             let mut meta = transaction.open_table(META)?;
             let mut tickets = transaction.open_table(TICKETS)?;
@@ -293,53 +241,67 @@ impl Store for RedbStore {
                 next_issue: commit.next_issue,
             };
             head.encode(buffer)?;
-            meta.insert(HEAD, buffer.as_slice())?;
+            rows.put(&mut meta, HEAD, HEAD.len(), buffer)?;
             for record in commit.records {
                 match record {
                     Record::Ticket(ticket) => {
                         rows::encode_ticket(ticket, buffer)?;
-                        tickets.insert(ticket.row.0, buffer.as_slice())?;
+                        rows.put(&mut tickets, ticket.row.0, NUMBER, buffer)?;
                     }
                     Record::Forgotten(row) => {
-                        tickets.remove(row.0)?;
+                        rows.take(&mut tickets, row.0, NUMBER)?;
                     }
                     Record::Tally(tally) => {
                         rows::encode_tally(tally, buffer)?;
-                        meta.insert(TALLY, buffer.as_slice())?;
+                        rows.put(&mut meta, TALLY, TALLY.len(), buffer)?;
                     }
                     Record::Started(term, start) => {
-                        meta.insert(CLEAN, [0].as_slice())?;
+                        rows.put(&mut meta, CLEAN, CLEAN.len(), &[0])?;
                         let mut starts = transaction.open_table(STARTS)?;
                         rows::encode_start(start, buffer)?;
-                        starts.insert(term.0, buffer.as_slice())?;
-                        self.starts.push(term.0);
-                        for old in beyond(&mut self.starts, STARTS_MAX) {
-                            starts.remove(old)?;
+                        rows.put(&mut starts, term.0, NUMBER, buffer)?;
+                        rows.starts.push(term.0);
+                        for old in beyond(&mut rows.starts, STARTS_MAX) {
+                            rows.take(&mut starts, old, NUMBER)?;
                         }
                     }
                     Record::Epoch(entry) => {
                         let mut epochs = transaction.open_table(EPOCHS)?;
                         rows::encode_epoch(entry, buffer)?;
-                        epochs.insert(entry.epoch.0, buffer.as_slice())?;
-                        self.epochs.push(entry.epoch.0);
-                        for old in beyond(&mut self.epochs, EPOCHS_MAX) {
-                            epochs.remove(old)?;
+                        rows.put(&mut epochs, entry.epoch.0, NUMBER, buffer)?;
+                        rows.epochs.push(entry.epoch.0);
+                        for old in beyond(&mut rows.epochs, EPOCHS_MAX) {
+                            rows.take(&mut epochs, old, NUMBER)?;
                         }
                     }
                     Record::Engine(engine) => {
                         rows::encode_engine(engine, buffer)?;
-                        transaction
-                            .open_table(ENGINES)?
-                            .insert(engine.id.as_str(), buffer.as_slice())?;
+                        let mut engines = transaction.open_table(ENGINES)?;
+                        let id = engine.id.as_str();
+                        rows.put(&mut engines, id, id.len(), buffer)?;
                     }
                     Record::EngineLeft(id) => {
-                        transaction.open_table(ENGINES)?.remove(id.as_str())?;
+                        let mut engines = transaction.open_table(ENGINES)?;
+                        let id = id.as_str();
+                        rows.take(&mut engines, id, id.len())?;
                     }
                 }
             }
         }
         transaction.commit()?;
         Ok(())
+    }
+}
+
+impl Store for RedbStore {
+    type Error = CommitError;
+
+    fn commit(&mut self, commit: Commit<'_>) -> Result<(), CommitError> {
+        self.write(commit).inspect_err(|error| {
+            if error.is_full() {
+                self.free_ballast();
+            }
+        })
     }
 }
 
@@ -353,10 +315,18 @@ impl StoreControl for RedbStore {
     type OpenError = OpenError;
 
     fn bytes(&self) -> u64 {
-        fs::metadata(&self.path).map_or(0, |metadata| metadata.len())
+        match self.disk.find(FILE_NAME) {
+            Ok(Some(found)) => found.len,
+            _ => 0,
+        }
+    }
+
+    fn low_space(&self) -> bool {
+        self.space().low
     }
 
     fn close(self) -> Result<(), CommitError> {
-        self.mark_clean(true)
+        self.mark_clean(true)?;
+        Ok(self.database.close()?)
     }
 }

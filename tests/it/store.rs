@@ -33,11 +33,11 @@ impl Store for Both {
     }
 }
 
-fn tokens(count: u64) -> Tokens {
+pub fn tokens(count: u64) -> Tokens {
     Tokens::new(count).unwrap()
 }
 
-fn params(now: Timestamp) -> StartParams {
+pub fn params(now: Timestamp) -> StartParams {
     StartParams {
         now,
         salt: now.millis(),
@@ -53,7 +53,7 @@ fn params(now: Timestamp) -> StartParams {
     }
 }
 
-fn round(now: Timestamp, names: &[&str], mark: u64) -> Command {
+pub fn round(now: Timestamp, names: &[&str], mark: u64) -> Command {
     let ids: Vec<EngineId> = names.iter().map(|name| EngineId::new(name)).collect();
     Command::Round(Round {
         began_at: now,
@@ -81,7 +81,7 @@ fn round(now: Timestamp, names: &[&str], mark: u64) -> Command {
     })
 }
 
-fn acquire(ticket: &str, sent: Sent, protected: bool) -> Command {
+pub fn acquire(ticket: &str, sent: Sent, protected: bool) -> Command {
     Command::Acquire(Acquire {
         ticket: TicketId::new(ticket).unwrap(),
         session: SessionId::new("sitzung/ß %2F").unwrap(),

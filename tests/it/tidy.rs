@@ -40,6 +40,7 @@ const LATER: &[&str] = &["CLO", "REP"];
 const ROOMS: &[(&str, &[&str], &str)] = &[
     ("redb", &["src/store/", "migrations/"], "go through `kvgate_core::store::Store`"),
     ("postcard", &["src/store/", "migrations/"], "row encodings belong to the store"),
+    ("rustix", &["src/store/"], "only the store asks for room on the disk"),
     ("axum", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("hyper", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("hyper_util", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),

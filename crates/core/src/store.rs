@@ -79,6 +79,12 @@ pub trait StoreControl: Store + Sized + 'static {
     /// Bytes on disk.
     fn bytes(&self) -> u64;
 
+    /// Whether room for more is so low that nothing new should be promised (DUR4). Cheap: the
+    /// answer may be about a second old.
+    fn low_space(&self) -> bool {
+        false
+    }
+
     /// Marks an orderly stop and closes.
     ///
     /// # Errors

@@ -1,0 +1,388 @@
+//! The start path: open, never create over; check; migrate; load; rewrite when that is due.
+//!
+//! Whatever is written here stands whole under another name before it takes the store's name, so a
+//! power cut at any time leaves the old store or the new one (DUR1). What it leaves besides is
+//! removed at the next start.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use kvgate_core::store::{Image, Opened};
+use redb::{Database, ReadableDatabase, StorageBackend};
+
+use super::disk::{Disk, FsDisk, Shared};
+use super::error::{CommitError, OpenError, damaged_or_io, io_error, open_error};
+use super::migrations::{META, SCHEMA, STEPS, Step};
+use super::peek::{peek, was_closed};
+use super::redb::{RedbStore, Rows};
+use super::space;
+use super::tables::CLEAN;
+
+/// Name of the store in its directory.
+pub const FILE_NAME: &str = "kvgate.redb";
+
+/// A store that is being written.
+const FRESH: &str = "kvgate.redb.new";
+/// A copy that is being written.
+const COPY: &str = "kvgate.redb.copy";
+/// The store before it was rewritten.
+const OLD: &str = "kvgate.redb.bak";
+
+/// redb's page cache. The image is in memory; only the pages that a commit rewrites are read again.
+const CACHE_BYTES: usize = 8 << 20;
+
+/// A file is bloated beyond this many times its live bytes, and that many bytes.
+const BLOAT_TIMES: u64 = 4;
+const BLOAT_PLUS: u64 = 2 << 20;
+
+/// Bytes of a file that are copied at once.
+const COPY_PIECE: usize = 256 << 10;
+
+/// Opens the store in `directory`, creating it only where there is none, and loads what it holds.
+///
+/// # Errors
+/// See [`OpenError`]; a file that is refused is not touched.
+pub fn open(directory: &Path) -> Result<Opened<RedbStore>, OpenError> {
+    open_on(Arc::new(FsDisk::new(directory)))
+}
+
+/// The same on any disk.
+///
+/// # Errors
+/// See [`OpenError`].
+pub fn open_on(disk: Arc<dyn Disk>) -> Result<Opened<RedbStore>, OpenError> {
+    open_with(disk, STEPS)
+}
+
+/// The same with any steps of migration.
+///
+/// # Errors
+/// See [`OpenError`].
+pub fn open_with(disk: Arc<dyn Disk>, steps: &[Step]) -> Result<Opened<RedbStore>, OpenError> {
+    let opened = match start(&disk, steps) {
+        Err(error) if error.is_full() => {
+            let ballast = space::give_way(&*disk);
+            let old = disk.remove(OLD);
+            tracing::warn!(%error, ballast, old = old.is_ok(), "making room to open the store");
+            start(&disk, steps)
+        }
+        other => other,
+    }?;
+    if let Err(error) = space::lay(&*disk, opened.store.live_bytes()) {
+        tracing::warn!(%error, "no ballast could be laid beside the store");
+    }
+    Ok(opened)
+}
+
+/// Writes a whole store from an image, where there is none.
+///
+/// # Errors
+/// See [`OpenError`]; also when there is a store already.
+pub fn write_new(disk: &dyn Disk, image: &Image) -> Result<(), OpenError> {
+    let at = Place::new(disk);
+    disk.prepare().map_err(|error| at.io(error))?;
+    if at.find()?.is_some() {
+        return Err(at.io(io::ErrorKind::AlreadyExists.into()));
+    }
+    at.discard_unused(FRESH)?;
+    let (database, _) = at.write_fresh(image, STEPS)?;
+    database
+        .close()
+        .map_err(|error| open_error(&at.path, error))?;
+    if at.publish_first()? {
+        Ok(())
+    } else {
+        Err(at.io(io::ErrorKind::AlreadyExists.into()))
+    }
+}
+
+fn start(disk: &Arc<dyn Disk>, steps: &[Step]) -> Result<Opened<RedbStore>, OpenError> {
+    let at = Place::new(&**disk);
+    disk.prepare().map_err(|error| at.io(error))?;
+    if at.find()?.is_none() {
+        at.discard_unused(FRESH)?;
+        let (database, rows) = at.write_fresh(&Image::default(), steps)?;
+        if at.publish_first()? {
+            return Ok(Opened {
+                store: RedbStore::new(database, Arc::clone(disk), rows),
+                image: Image::default(),
+            });
+        }
+        // Another process was faster: its store is the store.
+    }
+    let mut look = at.look(steps)?;
+    for leftover in [FRESH, COPY] {
+        disk.remove(leftover).map_err(|error| at.io(error))?;
+    }
+    // Whoever gave the file its name may have been killed before that was durable.
+    disk.sync().map_err(|error| at.io(error))?;
+    let migrates = (look.schema as usize) < steps.len();
+    if migrates {
+        look = at.migrate(look, steps)?;
+    }
+    let (image, rows) = Rows::load(&look.database).map_err(|error| error.at(&at.path))?;
+    let bloated = look.len
+        > BLOAT_TIMES
+            .saturating_mul(rows.live)
+            .saturating_add(BLOAT_PLUS);
+    if look.unclean || migrates || bloated {
+        match at.rewrite(&look.file, &image, steps) {
+            Ok((database, rows)) => {
+                return Ok(Opened {
+                    store: RedbStore::new(database, Arc::clone(disk), rows),
+                    image,
+                });
+            }
+            // The file as it stands is good, only large.
+            Err(error) if error.is_full() && !look.unclean && !migrates => {
+                disk.remove(FRESH).map_err(|error| at.io(error))?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    drop(look.database);
+    // The look has checked the integrity; this opening may write.
+    let database = at.open(&look.file)?;
+    Ok(Opened {
+        store: RedbStore::new(database, Arc::clone(disk), rows),
+        image,
+    })
+}
+
+/// A store that was looked at, and is locked.
+struct Look {
+    file: Arc<dyn StorageBackend>,
+    /// Reads the file and writes nothing to it.
+    database: Database,
+    schema: u32,
+    /// The last stop was none: pages may be in the memory of the operating system only.
+    unclean: bool,
+    len: u64,
+}
+
+/// The directory in which a start goes on.
+struct Place<'a> {
+    disk: &'a dyn Disk,
+    path: std::path::PathBuf,
+}
+
+impl<'a> Place<'a> {
+    fn new(disk: &'a dyn Disk) -> Self {
+        Self {
+            disk,
+            path: disk.path(FILE_NAME),
+        }
+    }
+
+    fn io(&self, error: io::Error) -> OpenError {
+        io_error(&self.path, error)
+    }
+
+    fn find(&self) -> Result<Option<super::disk::Found>, OpenError> {
+        self.disk.find(FILE_NAME).map_err(|error| self.io(error))
+    }
+
+    /// Finds out what the file is; it keeps its bytes whatever that is (DUR5).
+    fn look(&self, steps: &[Step]) -> Result<Look, OpenError> {
+        let known = u32::try_from(steps.len()).unwrap_or(u32::MAX);
+        let before = self.find()?;
+        if before.is_some_and(|found| found.len == 0) {
+            return Err(OpenError::Foreign(self.path.clone()));
+        }
+        let file = self.disk.open(FILE_NAME).map_err(|error| self.io(error))?;
+        let database = peek(&file, CACHE_BYTES).map_err(|error| open_error(&self.path, error))?;
+        // It may have been replaced by its owner before it was locked here.
+        if self.find()?.map(|found| found.id) != before.map(|found| found.id) {
+            return Err(OpenError::Locked(self.path.clone()));
+        }
+        let closed = was_closed(&file).map_err(|error| self.io(error))?;
+        let (schema, clean) = facts(&database).map_err(|error| match error {
+            redb::Error::TableDoesNotExist(_) | redb::Error::TableTypeMismatch { .. } => {
+                OpenError::Foreign(self.path.clone())
+            }
+            other => damaged_or_io(&self.path, other),
+        })?;
+        match schema {
+            None => Err(OpenError::Foreign(self.path.clone())),
+            Some(found) if found > known => Err(OpenError::Newer {
+                path: self.path.clone(),
+                found,
+                known,
+            }),
+            Some(schema) => Ok(Look {
+                len: file.len().map_err(|error| self.io(error))?,
+                file,
+                database,
+                schema,
+                unclean: !(clean && closed),
+            }),
+        }
+    }
+
+    /// Opens a file of ours for writing.
+    fn open(&self, file: &Arc<dyn StorageBackend>) -> Result<Database, OpenError> {
+        redb::Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .create_with_backend(Shared(Arc::clone(file)))
+            .map_err(|error| open_error(&self.path, error))
+    }
+
+    /// Runs the missing steps, each in the transaction that writes its version, and each after a
+    /// copy of the file was kept.
+    fn migrate(&self, look: Look, steps: &[Step]) -> Result<Look, OpenError> {
+        let Look {
+            file,
+            database,
+            schema,
+            ..
+        } = look;
+        drop(database);
+        for (version, step) in (1_u32..).zip(steps).skip(schema as usize) {
+            self.copy(&file, &format!("{FILE_NAME}.before-{version}"))?;
+            let database = self.open(&file)?;
+            take_step(&database, version, *step)
+                .map_err(|error| CommitError::from(error).at(&self.path))?;
+            // The lock goes with it; the next look takes it again.
+            database
+                .close()
+                .map_err(|error| open_error(&self.path, error))?;
+            tracing::info!(version, "the store was migrated");
+        }
+        drop(file);
+        self.look(steps)
+    }
+
+    /// Copies the file as it stands.
+    fn copy(&self, file: &Arc<dyn StorageBackend>, name: &str) -> Result<(), OpenError> {
+        let copy = || {
+            self.disk.remove(COPY)?;
+            let to = self.disk.create(COPY)?;
+            let len = file.len()?;
+            to.set_len(len)?;
+            let mut piece = vec![0; COPY_PIECE];
+            let mut at = 0;
+            while at < len {
+                let part = usize::try_from(len - at).unwrap_or(usize::MAX);
+                let part = part.min(COPY_PIECE);
+                let piece = piece.get_mut(..part).ok_or(io::ErrorKind::UnexpectedEof)?;
+                file.read(at, piece)?;
+                to.write(at, piece)?;
+                at += part as u64;
+            }
+            to.sync_data()?;
+            drop(to);
+            self.disk.rename(COPY, name)?;
+            self.disk.sync()
+        };
+        copy().map_err(|error| self.io(error))
+    }
+
+    /// Writes a store under another name, durable when this returns, and keeps it open and locked.
+    fn write_fresh(&self, image: &Image, steps: &[Step]) -> Result<(Database, Rows), OpenError> {
+        let file = self.disk.create(FRESH).map_err(|error| self.io(error))?;
+        let database = self.open(&file)?;
+        let rows = fill(&database, image, steps).map_err(|error| match error {
+            CommitError::Redb(error) => damaged_or_io(&self.path, error),
+            other => OpenError::from(other),
+        })?;
+        Ok((database, rows))
+    }
+
+    /// Gives the fresh store its name unless there is a store. Says whether there was none.
+    fn publish_first(&self) -> Result<bool, OpenError> {
+        let published = match self.disk.link(FRESH, FILE_NAME) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            // No second names on this file system.
+            Err(_) if self.find()?.is_some() => Ok(false),
+            Err(_) => self.disk.rename(FRESH, FILE_NAME).map(|()| true),
+        };
+        published
+            .and_then(|published| {
+                self.disk.remove(FRESH)?;
+                self.disk.sync()?;
+                Ok(published)
+            })
+            .map_err(|error| self.io(error))
+    }
+
+    /// Writes a fresh file and puts it in the place of the old one, which is kept. The caller holds
+    /// the lock of the old one.
+    fn rewrite(
+        &self,
+        file: &Arc<dyn StorageBackend>,
+        image: &Image,
+        steps: &[Step],
+    ) -> Result<(Database, Rows), OpenError> {
+        let fresh = self.write_fresh(image, steps)?;
+        // The name must not be free for an instant, or a power cut there would leave no store. So
+        // the old one gets a second name, or is copied where a file cannot have two.
+        self.disk.remove(OLD).map_err(|error| self.io(error))?;
+        if self.disk.link(FILE_NAME, OLD).is_err() {
+            self.copy(file, OLD)?;
+        }
+        self.disk
+            .rename(FRESH, FILE_NAME)
+            .and_then(|()| self.disk.sync())
+            .map_err(|error| self.io(error))?;
+        Ok(fresh)
+    }
+
+    /// Removes what an interrupted creation left, unless a process is at it.
+    fn discard_unused(&self, name: &str) -> Result<(), OpenError> {
+        let found = self.disk.find(name).map_err(|error| self.io(error))?;
+        if found.is_some() {
+            let file = self.disk.open(name).map_err(|error| self.io(error))?;
+            let everything = (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded);
+            if let Ok(false) = file.try_lock_range(everything.0, everything.1) {
+                return Err(OpenError::Locked(self.path.clone()));
+            }
+            self.disk.remove(name).map_err(|error| self.io(error))?;
+        }
+        Ok(())
+    }
+}
+
+/// The schema, and whether the last stop was orderly.
+fn facts(database: &Database) -> Result<(Option<u32>, bool), redb::Error> {
+    let transaction = database.begin_read()?;
+    let meta = transaction.open_table(META)?;
+    let schema = meta.get(SCHEMA)?;
+    let clean = meta.get(CLEAN)?;
+    Ok((
+        schema.and_then(|value| value.value().try_into().ok().map(u32::from_le_bytes)),
+        clean.is_some_and(|value| value.value() == [1]),
+    ))
+}
+
+fn take_step(database: &Database, version: u32, step: Step) -> Result<(), redb::Error> {
+    // Another process may have been faster, between the look and this lock.
+    if facts(database)?.0.is_some_and(|found| found >= version) {
+        return Ok(());
+    }
+    let transaction = database.begin_write()?;
+    step(&transaction)?;
+    transaction
+        .open_table(META)?
+        .insert(SCHEMA, version.to_le_bytes().as_slice())?;
+    transaction.commit()?;
+    Ok(())
+}
+
+/// The newest schema and all rows, in one durable transaction.
+fn fill(database: &Database, image: &Image, steps: &[Step]) -> Result<Rows, CommitError> {
+    let transaction = database.begin_write()?;
+    for step in steps {
+        step(&transaction)?;
+    }
+    let version = u32::try_from(steps.len()).unwrap_or(u32::MAX);
+    {
+        let mut meta = transaction.open_table(META)?;
+        meta.insert(SCHEMA, version.to_le_bytes().as_slice())?;
+        meta.insert(CLEAN, [1].as_slice())?;
+    }
+    let rows = Rows::write(&transaction, image)?;
+    transaction.commit()?;
+    Ok(rows)
+}

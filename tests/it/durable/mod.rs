@@ -1,0 +1,38 @@
+//! Nothing lost: the store under power cuts, I/O errors, flipped bits, a full disk and migrations.
+
+mod disk;
+mod faults;
+mod flips;
+mod migration;
+mod power;
+mod work;
+
+use kvgate_core::ids::Term;
+use kvgate_core::memory::MemoryStore;
+use kvgate_core::record::Record;
+use kvgate_core::store::{Commit, Image, Store};
+
+/// A reference store that holds this image.
+fn reference(image: &Image) -> MemoryStore {
+    let mut store = MemoryStore::default();
+    if *image == Image::default() {
+        return store;
+    }
+    let starts = image.starts.iter().cloned();
+    let records: Vec<Record> = starts
+        .map(|start| Record::Started(Term(image.term), start))
+        .chain(image.tickets.iter().cloned().map(Record::Ticket))
+        .chain(image.epochs.iter().cloned().map(Record::Epoch))
+        .chain(image.engines.iter().cloned().map(Record::Engine))
+        .chain([Record::Tally(image.tally.clone())])
+        .collect();
+    let Ok(()) = store.commit(Commit {
+        term: Term(image.term),
+        seq: image.seq,
+        now: image.now,
+        next_issue: image.next_issue,
+        records: &records,
+    });
+    assert_eq!(store.image(), *image);
+    store
+}
