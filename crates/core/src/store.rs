@@ -79,6 +79,12 @@ pub trait StoreControl: Store + Sized + 'static {
     /// Bytes on disk.
     fn bytes(&self) -> u64;
 
+    /// Whether the disk has little room left: new acquires bypass then, and the rest goes on (DUR4).
+    /// Asked once a turn.
+    fn low_space(&self) -> bool {
+        false
+    }
+
     /// Marks an orderly stop and closes.
     ///
     /// # Errors
