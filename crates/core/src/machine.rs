@@ -323,9 +323,7 @@ impl Turn {
         let Some((scope, waited)) = granted(ticket) else {
             return;
         };
-        self.machine
-            .presences
-            .set(row, Presence::Unclaimed(until));
+        self.machine.presences.set(row, Presence::Unclaimed(until));
         self.machine.state.tally.unadmit(scope, waited);
         self.machine.in_flight.admit(scope, waited);
     }

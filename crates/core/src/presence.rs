@@ -94,9 +94,7 @@ impl Presences {
     pub(crate) fn unclaimed(&self) -> impl Iterator<Item = RowNo> {
         self.rows
             .iter()
-            .filter(|(_, presence)| {
-                matches!(presence, Presence::InFlight | Presence::Unclaimed(_))
-            })
+            .filter(|(_, presence)| matches!(presence, Presence::InFlight | Presence::Unclaimed(_)))
             .map(|(row, _)| *row)
     }
 

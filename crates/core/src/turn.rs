@@ -126,9 +126,9 @@ impl Turn {
     #[must_use]
     pub fn knows(&self, ticket: &TicketId) -> bool {
         let ticket = self.machine.state.ticket(ticket);
-        ticket.is_some_and(|ticket| {
-            !matches!(&ticket.stage, Stage::Ended(ended) if ended.how.decided_afresh())
-        })
+        ticket.is_some_and(
+            |ticket| !matches!(&ticket.stage, Stage::Ended(ended) if ended.how.decided_afresh()),
+        )
     }
 
     /// Ends the turn: expiries, queue pass, answers of calls that end with it.
