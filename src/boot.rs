@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvgate_api::Severity;
 use kvgate_core::ids::EngineId;
 use kvgate_core::reading::{EngineKind, Round};
 use kvgate_core::units::Timestamp;
@@ -32,7 +33,7 @@ use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::fleet::scrape::EngineDetails;
 use crate::fleet::server_info::ServerInfo;
 use crate::gate::{self, Gate, Phase, WriterConfig};
-use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener};
+use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use crate::store::{self, OpenError};
 use crate::web::{self, WebState};
 
@@ -203,6 +204,8 @@ struct Service {
     stop: CancellationToken,
     servers: TaskTracker,
     poller: JoinHandle<()>,
+    /// Held so that what was noticed at the start stays shown.
+    _notices: watch::Sender<Vec<ShellNotice>>,
 }
 
 impl Service {
@@ -227,13 +230,14 @@ impl Service {
         let (gate, opened) = gate::spawn(writer, Clock::start(), move || store::open(&data))
             .map_err(Failure::other)?;
         let (details, fleet) = watch::channel(Arc::new(FleetDetails::default()));
-        let (_, notices) = watch::channel(Vec::new());
+        let (notices, shown_notices) = watch::channel(Vec::new());
         let http = HttpConfig {
             bound: addresses.clone(),
             allowed_hosts: config.allowed_hosts,
             default_ttl: config.lease_ttl,
+            stuck_after: http::STUCK_AFTER,
         };
-        let app = App::new(gate.clone(), http, fleet, notices, random());
+        let app = App::new(gate.clone(), http, fleet, shown_notices, random());
         let pages = web::routes(WebState { gate: gate.clone() });
         let routes = http::router(app.clone(), pages);
         let stop = CancellationToken::new();
@@ -253,6 +257,7 @@ impl Service {
             .await
             .map_err(|_| Failure::other("the writer ended before the store was open"))??;
         write_addresses(&config.data, &addresses)?;
+        notices.send_modify(|notices| notices.extend(network_notice(&config.data, &gate)));
         let mut poller = config.poller;
         let known = gate.view();
         poller.known = known
@@ -268,6 +273,7 @@ impl Service {
             stop,
             servers,
             poller,
+            _notices: notices,
         })
     }
 
@@ -296,6 +302,26 @@ fn bind(addresses: &[SocketAddr]) -> Result<Vec<Listener>, Failure> {
         .iter()
         .map(|&address| Listener::bind(address).map_err(|error| Failure::Listen { address, error }))
         .collect()
+}
+
+/// A store on a network file system works, but a sync and a lock mean there what its server makes of
+/// them.
+fn network_notice(data: &Path, gate: &Gate) -> Option<ShellNotice> {
+    let kind = store::network_file_system(data)?;
+    tracing::warn!(
+        data = %data.display(),
+        kind,
+        "the store lies on a network file system; what a sync promises depends on its server"
+    );
+    Some(ShellNotice {
+        code: "network_file_system".to_owned(),
+        severity: Severity::Warning,
+        text: format!(
+            "The store lies on a network file system ({kind}). What a sync and a lock promise there depends on its \
+             server; a local disk is safer and faster."
+        ),
+        since: gate.line().map_or(Timestamp::default(), |line| line.now()),
+    })
 }
 
 /// One line an address, in the order given; whole or not at all.

@@ -10,6 +10,7 @@
 //! Everything that queued up while the last commit ran is the next turn; there is no window.
 //! No reply leaves before its turn is durable (DUR1).
 
+mod outage;
 #[cfg(test)]
 mod tests;
 mod waiters;
@@ -30,12 +31,13 @@ use kvgate_core::policy::Policy;
 use kvgate_core::reading::Round;
 use kvgate_core::state::EpochEntry;
 use kvgate_core::tally::LocalBypass;
-use kvgate_core::units::Span;
+use kvgate_core::units::{Span, Timestamp};
 use kvgate_core::view::View;
 use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
 
+pub use outage::KEPT_MAX;
 pub use waiters::SlotId;
 pub use writer::{CommitStats, FirstOpen, WriterConfig, spawn};
 
@@ -74,6 +76,15 @@ pub enum Phase {
     Unavailable,
     /// Stopping.
     Draining,
+}
+
+/// What is wrong with the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StoreTrouble {
+    /// It failed and is being opened again, since this time.
+    pub unavailable: Option<Timestamp>,
+    /// The disk has little room left, since this time: new acquires bypass.
+    pub low_space: Option<Timestamp>,
 }
 
 /// An answer and the number of the change it made (DUR6).
@@ -139,6 +150,7 @@ struct Inner {
     view: watch::Receiver<Arc<View>>,
     line: OnceLock<Clock>,
     phase: watch::Sender<Phase>,
+    trouble: watch::Sender<StoreTrouble>,
     stats: CommitStats,
 }
 
@@ -171,6 +183,12 @@ impl Gate {
     #[must_use]
     pub fn phases(&self) -> watch::Receiver<Phase> {
         self.inner.phase.subscribe()
+    }
+
+    /// What is wrong with the store now.
+    #[must_use]
+    pub fn store_trouble(&self) -> StoreTrouble {
+        *self.inner.trouble.borrow()
     }
 
     /// Figures of the store.

@@ -246,6 +246,13 @@ impl Waiters {
         }
     }
 
+    /// Ends every call that waits for a ticket with an error.
+    pub(super) fn refuse_ticket(&mut self, ticket: &TicketId, error: GateError) {
+        for id in self.by_ticket.get(ticket).cloned().unwrap_or_default() {
+            self.refuse(id, error);
+        }
+    }
+
     /// Tickets that open calls wait for: what a reloaded core must be told of.
     pub(super) fn tickets(&self) -> Vec<TicketId> {
         let mut tickets: Vec<TicketId> = self.by_ticket.keys().cloned().collect();
@@ -264,11 +271,7 @@ impl Waiters {
                 }
             }
             Watched::Decided(answer) => self.decided(None, &answer),
-            Watched::Unknown => {
-                for id in self.by_ticket.get(&ticket).cloned().unwrap_or_default() {
-                    self.refuse(id, GateError::StoreUnavailable);
-                }
-            }
+            Watched::Unknown => self.refuse_ticket(&ticket, GateError::StoreUnavailable),
         }
     }
 

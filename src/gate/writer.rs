@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use kvgate_core::batch::Committed;
+use kvgate_core::batch::{Committed, Failed};
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::command::Command;
 use kvgate_core::effect::{Effect, Reply, Tag};
@@ -24,8 +24,9 @@ use kvgate_core::units::Timestamp;
 use kvgate_core::view::View;
 use tokio::sync::{oneshot, watch};
 
+use super::outage::{Kept, Outage};
 use super::waiters::{AcquireSender, SlotId, Waiters};
-use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, Watch};
+use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, StoreTrouble, Watch};
 use crate::clock::Clock;
 
 /// Commands of one turn. Beyond that the rest is the next turn, so that no answer waits for an
@@ -152,6 +153,7 @@ where
     let (first_open, opened) = oneshot::channel();
     let (view_sender, view) = watch::channel(Arc::new(empty_view(&config, clock.now())));
     let (phase, _) = watch::channel(Phase::Starting);
+    let (trouble, _) = watch::channel(StoreTrouble::default());
     let stats = CommitStats::default();
     let inner = Arc::new(Inner {
         inbox,
@@ -161,6 +163,7 @@ where
         view,
         line: OnceLock::new(),
         phase,
+        trouble,
         stats: stats.clone(),
     });
     let gate = Gate {
@@ -177,6 +180,11 @@ where
         stats,
         waiters: Waiters::default(),
         late_ends: Vec::new(),
+        outage: Outage::default(),
+        kept: Kept::default(),
+        at_stake: Vec::new(),
+        bypasses_new: false,
+        recovering: false,
         draining: false,
         store: PhantomData,
     };
@@ -202,8 +210,11 @@ fn empty_view(config: &WriterConfig, now: Timestamp) -> View {
 
 /// Who waits for the answer to a command of the turn.
 enum Answerer {
-    /// The commands of one caller: all answers together.
-    Group(usize),
+    /// One of the commands of one caller: all answers together.
+    Group {
+        group: usize,
+        index: usize,
+    },
     Acquire {
         slot: SlotId,
         ticket: TicketId,
@@ -221,7 +232,6 @@ enum Answerer {
 /// Answers of one caller's commands as they come in.
 struct Group {
     replies: Vec<Option<Replied>>,
-    first: usize,
     reply: oneshot::Sender<Vec<Replied>>,
 }
 
@@ -250,6 +260,17 @@ struct Writer<S, O> {
     waiters: Waiters,
     /// Calls whose time was over before they could be parked: ended in the next turn.
     late_ends: Vec<SlotId>,
+    /// What is known of callers while the store is away.
+    outage: Outage,
+    /// Releases and cancels of an outage that are still to be applied.
+    kept: Kept,
+    /// Releases and cancels of the turn under way: kept when it fails.
+    at_stake: Vec<Command>,
+    /// Acquires of tickets that are not known bypass: the disk has little room left, or the store
+    /// failed and nothing was read yet since.
+    bypasses_new: bool,
+    /// The store failed, and recovery is not over.
+    recovering: bool,
     /// An orderly stop has begun: no call waits any more.
     draining: bool,
     store: PhantomData<fn() -> S>,
@@ -300,7 +321,8 @@ where
             policy: self.config.policy.clone(),
             fleet: self.config.fleet.clone(),
         };
-        let committed = Machine::restore(image, params).commit(&mut store)?;
+        let committed = Machine::reload(image, params, &self.outage.untold).commit(&mut store)?;
+        self.outage.end();
         self.publish(&committed.machine);
         Ok(Loaded {
             machine: committed.machine,
@@ -316,7 +338,15 @@ where
         } = loaded;
         let mut reattach = self.waiters.tickets();
         loop {
-            let gathered = self.gather(&machine, !reattach.is_empty());
+            let gathered = if self.kept.is_empty() {
+                self.gather(&machine, !reattach.is_empty())
+            } else {
+                // Whoever retries finds what was kept applied already.
+                Vec::new()
+            };
+            self.note_space(store.low_space());
+            let low_space = self.trouble().low_space.is_some();
+            self.bypasses_new = low_space || (self.recovering && machine.is_starting());
             let mut turn = machine.turn(self.clock.now());
             let mut answerers = Vec::new();
             let mut groups = Vec::new();
@@ -324,6 +354,12 @@ where
             for ticket in std::mem::take(&mut reattach) {
                 turn.handle(Command::Watch(vec![ticket.clone()]));
                 answerers.push(Answerer::Reloaded(ticket));
+            }
+            let kept = self.kept.next(TURN_MAX);
+            let kept_count = kept.len();
+            for command in kept {
+                turn.handle(command);
+                answerers.push(Answerer::Nobody);
             }
             for command in self.waiters.take_follow_ups() {
                 turn.handle(command);
@@ -342,20 +378,24 @@ where
             };
             let durable_already = batch.is_durable_already();
             let began = Instant::now();
-            match batch.commit(&mut store) {
+            match batch.try_commit(&mut store) {
                 Ok(committed) => {
                     if !durable_already {
                         self.stats
                             .committed(began.elapsed(), answerers.len(), store.bytes());
                     }
+                    self.kept.applied(kept_count);
+                    self.at_stake.clear();
                     self.publish(&committed.machine);
                     machine = self.perform(committed, answerers, groups);
                 }
-                Err(error) => {
-                    tracing::error!(%error, "the store failed; acquires bypass until it is open again");
-                    self.set_phase(Phase::Unavailable);
-                    self.fail(answerers, groups);
-                    return Ended::StoreFailed;
+                Err(failed) => {
+                    self.fail(&failed, answerers, groups);
+                    return if closing.is_some() {
+                        Ended::Stopped
+                    } else {
+                        Ended::StoreFailed
+                    };
                 }
             }
             if let Some(done) = closing {
@@ -420,17 +460,24 @@ where
             Message::Commands { commands, reply } => {
                 let group = groups.len();
                 let mut replies = Vec::with_capacity(commands.len());
-                let first = answerers.len();
-                for command in commands {
+                for (index, command) in commands.into_iter().enumerate() {
+                    match &command {
+                        Command::Release(_) | Command::Cancel(_) => {
+                            self.at_stake.push(command.clone());
+                        }
+                        Command::Acquire(acquire)
+                            if self.bypasses_new && !turn.knows(&acquire.ticket) =>
+                        {
+                            replies.push(Some(Err(GateError::StoreUnavailable)));
+                            continue;
+                        }
+                        _ => {}
+                    }
                     turn.handle(command);
-                    answerers.push(Answerer::Group(group));
+                    answerers.push(Answerer::Group { group, index });
                     replies.push(None);
                 }
-                groups.push(Group {
-                    replies,
-                    first,
-                    reply,
-                });
+                groups.push(Group { replies, reply });
             }
             Message::Acquire {
                 slot,
@@ -439,6 +486,10 @@ where
             } => {
                 if self.draining {
                     drop(reply.send(Err(GateError::Draining)));
+                    return None;
+                }
+                if self.bypasses_new && !turn.knows(&acquire.ticket) {
+                    drop(reply.send(Err(GateError::StoreUnavailable)));
                     return None;
                 }
                 let ticket = acquire.ticket.clone();
@@ -522,9 +573,10 @@ where
                     }
                 }
                 Effect::Reply { tag, seq, reply } => match who(tag) {
-                    Some(Answerer::Group(group)) => {
-                        if let Some(group) = groups.get_mut(group) {
-                            group.put(tag, Ok((seq, reply)));
+                    Some(Answerer::Group { group, index }) => {
+                        let group = groups.get_mut(group);
+                        if let Some(slot) = group.and_then(|group| group.replies.get_mut(index)) {
+                            *slot = Some(Ok((seq, reply)));
                         }
                     }
                     Some(Answerer::Acquire { reply: to, .. }) => {
@@ -566,14 +618,26 @@ where
     }
 
     /// The turn is not durable, or nobody knows: nobody is told that it happened (DUR4).
-    fn fail(&mut self, answerers: Vec<Answerer>, groups: Vec<Group>) {
+    fn fail(&mut self, failed: &Failed<S::Error>, answerers: Vec<Answerer>, groups: Vec<Group>) {
+        let why = &failed.error;
+        tracing::error!(error = %why, "the store failed; acquires bypass until it is open again");
+        self.recovering = true;
+        let since = self.clock.now();
+        self.change_trouble(|trouble| {
+            trouble.unavailable.get_or_insert(since);
+        });
+        self.set_phase(Phase::Unavailable);
+        for command in std::mem::take(&mut self.at_stake) {
+            self.kept.keep(&command);
+        }
+        self.outage.begin(failed, self.waiters.tickets());
         let error = GateError::StoreUnavailable;
         for answerer in answerers {
             match answerer {
                 Answerer::Acquire { reply, .. } => drop(reply.send(Err(error))),
                 Answerer::Watch { reply, .. } => drop(reply.send(Err(error))),
                 Answerer::Leave(slot) => self.waiters.refuse(slot, error),
-                Answerer::Group(_) | Answerer::Reloaded(_) | Answerer::Nobody => {}
+                Answerer::Group { .. } | Answerer::Reloaded(_) | Answerer::Nobody => {}
             }
         }
         for group in groups {
@@ -586,9 +650,18 @@ where
     /// Opens the store anew with back-off, answering meanwhile. `None` when the service stops.
     fn reopen(&mut self) -> Option<Loaded<S>> {
         let mut backoff = REOPEN_MIN;
+        let mut told = String::new();
         loop {
             let until = Instant::now() + backoff;
             while let Some(left) = until.checked_duration_since(Instant::now()) {
+                let now = self.clock.now();
+                while let Some(ticket) = self.outage.aged(now) {
+                    self.waiters
+                        .refuse_ticket(&ticket, GateError::StoreUnavailable);
+                }
+                let aged_in = self.outage.next_bypass_in(now);
+                let left =
+                    aged_in.map_or(left, |span| left.min(Duration::from_millis(span.millis())));
                 match self.messages.recv_timeout(left) {
                     Ok(message) => {
                         self.received(1);
@@ -597,7 +670,7 @@ where
                             return None;
                         }
                     }
-                    Err(RecvTimeoutError::Timeout) => break,
+                    Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => return None,
                 }
             }
@@ -607,7 +680,12 @@ where
                     return Some(loaded);
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the store cannot be opened again yet");
+                    // Once for each reason, not for each attempt.
+                    let reason = error.to_string();
+                    if reason != told {
+                        tracing::error!(error = reason, "the store cannot be opened again yet");
+                        told = reason;
+                    }
                     backoff = (backoff * 2).min(REOPEN_MAX);
                 }
             }
@@ -618,6 +696,9 @@ where
         let error = GateError::StoreUnavailable;
         match message {
             Message::Commands { commands, reply } => {
+                for command in &commands {
+                    self.kept.keep(command);
+                }
                 drop(reply.send(commands.iter().map(|_| Err(error)).collect()));
             }
             Message::Acquire { reply, .. } => drop(reply.send(Err(error))),
@@ -625,6 +706,11 @@ where
             Message::EndWait(slot) => self.waiters.refuse(slot, error),
             // The core that is loaded next takes every caller for away until it is told otherwise.
             Message::Gone(slot) => drop(self.waiters.gone(slot)),
+            Message::Signal(Command::Delivered(delivery)) => {
+                if let Some(lease) = delivery.lease {
+                    self.outage.untold.told(lease);
+                }
+            }
             Message::Signal(_) => {}
             Message::RefuseWaiting => self.refuse_waiting(),
             Message::Close { done } => return Some(done),
@@ -632,11 +718,39 @@ where
         None
     }
 
+    fn trouble(&self) -> StoreTrouble {
+        let shared = self.shared.upgrade();
+        shared.map_or(StoreTrouble::default(), |shared| *shared.trouble.borrow())
+    }
+
+    fn change_trouble(&self, change: impl FnOnce(&mut StoreTrouble)) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.trouble.send_modify(change);
+        }
+    }
+
+    /// One line of the log for each change.
+    fn note_space(&self, is_low: bool) {
+        if is_low == self.trouble().low_space.is_some() {
+            return;
+        }
+        if is_low {
+            tracing::warn!("the disk of the store is nearly full; new acquires bypass");
+        } else {
+            tracing::info!("the disk of the store has room again");
+        }
+        let since = is_low.then(|| self.clock.now());
+        self.change_trouble(|trouble| trouble.low_space = since);
+    }
+
     /// Readers see the turn before its callers are answered.
     fn publish(&mut self, machine: &Machine) {
         self.view.send_replace(Arc::new(machine.view()));
         self.stats.turned(self.clock.now());
         if !machine.is_starting() {
+            if std::mem::take(&mut self.recovering) {
+                self.change_trouble(|trouble| trouble.unavailable = None);
+            }
             self.set_phase(Phase::Ready);
         }
     }
@@ -651,15 +765,6 @@ where
                 }
                 change
             });
-        }
-    }
-}
-
-impl Group {
-    fn put(&mut self, tag: Tag, reply: Replied) {
-        let index = tag.0.checked_sub(self.first);
-        if let Some(slot) = index.and_then(|index| self.replies.get_mut(index)) {
-            *slot = Some(reply);
         }
     }
 }

@@ -23,6 +23,8 @@ pub struct HttpConfig {
     pub allowed_hosts: Vec<String>,
     /// Life of a lease whose acquire names none.
     pub default_ttl: Span,
+    /// Without progress of the writer for this long the process is not healthy (DUR3).
+    pub stuck_after: Span,
 }
 
 /// What the readings of a fleet tell beyond what the core keeps. The poller publishes it; until it

@@ -12,8 +12,8 @@ use super::app::App;
 use super::problem::{self, Fault, advice, title};
 use crate::gate::Phase;
 
-/// Without progress of the writer for this long the process is not healthy (DUR3).
-const STUCK_AFTER: Span = Span::from_secs(30);
+/// Without progress of the writer for longer than this the process is not healthy (DUR3).
+pub const STUCK_AFTER: Span = Span::from_secs(30);
 
 /// Whether the process is alive: also while it starts and recovers.
 #[utoipa::path(
@@ -28,13 +28,13 @@ pub(super) async fn healthz(State(app): State<App>) -> Result<Response, Fault> {
         Phase::Starting => "starting",
         Phase::Unavailable => "recovering",
         Phase::Ready | Phase::Draining => {
-            let stuck = gate
-                .line()
-                .is_some_and(|line| line.now().since(gate.stats().last_turn()) > STUCK_AFTER);
+            let stuck = gate.line().is_some_and(|line| {
+                line.now().since(gate.stats().last_turn()) > app.config().stuck_after
+            });
             if stuck {
                 return Err(Fault::new(
                     ProblemCode::StoreUnavailable,
-                    "The writer has made no progress for 30 s.",
+                    "The writer makes no progress: the disk does not answer.",
                 ));
             }
             "ok"

@@ -26,6 +26,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
+pub use health::STUCK_AFTER;
 pub use openapi::openapi;
 pub use problem::Fault;
 pub use server::{Limits, Listener, serve};

@@ -17,7 +17,7 @@ use super::answer::json;
 use super::app::{App, FleetDetails, ShellNotice, Shown};
 use super::convert::{ratio, seconds, time};
 use super::extract::NoQuery;
-use crate::gate::{Gate, Phase};
+use crate::gate::{Gate, Phase, StoreTrouble};
 use crate::words;
 
 /// The whole picture in one answer of a fixed size.
@@ -65,7 +65,7 @@ fn state_of(app: &App) -> State {
             session_lifecycle: view.policy.session_lifecycle,
             paused: view.policy.paused,
         },
-        notices: notices(&shown, &app.shell_notices()),
+        notices: notices(&shown, app.gate().store_trouble(), &app.shell_notices()),
         store: store(app.gate()),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started_at: time(app.started_at(shown.now), &shown),
@@ -103,7 +103,7 @@ const fn degraded_reason(why: DegradedReason) -> &'static str {
     }
 }
 
-fn notices(shown: &Shown, shell: &[ShellNotice]) -> Vec<Notice> {
+fn notices(shown: &Shown, store: StoreTrouble, shell: &[ShellNotice]) -> Vec<Notice> {
     let core = shown.view.notices.iter().map(|notice| match *notice {
         view::Notice::LargerThanAnyPool {
             since,
@@ -129,24 +129,45 @@ fn notices(shown: &Shown, shell: &[ShellNotice]) -> Vec<Notice> {
             since: time(since, shown),
         },
     });
+    let unavailable = store.unavailable.map(|since| Notice {
+        code: "store_unavailable".to_owned(),
+        severity: Severity::Error,
+        text: "The store failed. Acquires bypass until it is open again; that is tried without an end. Make room on the \
+               disk or mend it."
+            .to_owned(),
+        since: time(since, shown),
+    });
+    let low_space = store.low_space.map(|since| Notice {
+        code: "low_space".to_owned(),
+        severity: Severity::Error,
+        text: "The disk of the store is nearly full. New acquires bypass; releases and waiting requests go on. Make room \
+               on the disk."
+            .to_owned(),
+        since: time(since, shown),
+    });
     let shell = shell.iter().map(|notice| Notice {
         code: notice.code.clone(),
         severity: notice.severity,
         text: notice.text.clone(),
         since: time(notice.since, shown),
     });
-    core.chain(shell).collect()
+    core.chain(unavailable)
+        .chain(low_space)
+        .chain(shell)
+        .collect()
 }
 
 fn store(gate: &Gate) -> StoreFigures {
     let stats = gate.stats();
+    let trouble = gate.store_trouble();
     StoreFigures {
         bytes: stats.bytes(),
         commit_p99_s: stats.commit_p99().map(|took| took.as_secs_f64()),
         state: match gate.phase() {
             Phase::Starting => StoreState::Recovering,
-            Phase::Unavailable => StoreState::Unavailable,
-            Phase::Ready | Phase::Draining => StoreState::Ok,
+            _ if trouble.unavailable.is_some() => StoreState::Unavailable,
+            _ if trouble.low_space.is_some() => StoreState::LowSpace,
+            Phase::Unavailable | Phase::Ready | Phase::Draining => StoreState::Ok,
         },
     }
 }

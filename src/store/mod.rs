@@ -4,6 +4,7 @@ mod disk;
 mod error;
 #[path = "../../migrations/mod.rs"]
 mod migrations;
+mod mounts;
 mod peek;
 mod redb;
 mod rows;
@@ -14,6 +15,7 @@ mod tables;
 pub use self::disk::{Disk, Found, FsDisk};
 pub use self::error::{CommitError, OpenError};
 pub use self::migrations::{STEPS, Step};
+pub use self::mounts::network_file_system;
 pub use self::redb::RedbStore;
 pub use self::space::{BALLAST_NAME, Space};
 pub use self::start::{FILE_NAME, open, open_on, open_with, write_new};

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kvgate::clock::Clock;
-use kvgate::gate::{Gate, GateError, Phase, WriterConfig, spawn};
+use kvgate::gate::{Gate, GateError, Phase, StoreTrouble, WriterConfig, spawn};
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::command::{Acquire, Command};
-use kvgate_core::decision::{BypassReason, CancelReason, Scope, WaitReason};
-use kvgate_core::effect::{Answer, Outcome, ReleaseOutcome};
+use kvgate_core::decision::{BypassReason, CancelReason, EndHow, Scope, WaitReason};
+use kvgate_core::effect::{Answer, CancelOutcome, Outcome, ReleaseOutcome, Reply, TicketView};
 use kvgate_core::ids::{EngineId, LeaseId, SessionId, TicketId};
 use kvgate_core::policy::Policy;
 use kvgate_core::reading::{Reading, Round};
@@ -30,11 +30,26 @@ async fn gate() -> (Gate, Switch) {
 }
 
 async fn gate_with(policy: Policy) -> (Gate, Switch) {
+    start(Policy {
+        max_wait: Span::from_secs(600),
+        ..policy
+    })
+    .await
+}
+
+async fn gate_with_wait(max_wait: Span) -> (Gate, Switch) {
+    start(Policy {
+        max_wait,
+        ..Policy::default()
+    })
+    .await
+}
+
+async fn start(policy: Policy) -> (Gate, Switch) {
     let shared = Switch::default();
     let config = WriterConfig {
         policy: Policy {
             program_admission: true,
-            max_wait: Span::from_secs(600),
             ..policy
         },
         fleet: FleetConfig {
@@ -326,13 +341,13 @@ async fn a_failed_commit_reloads_from_the_store() {
         store.set(Mood::Good);
         reopened(&gate).await;
         let expected = match failing {
-            Mood::FailingAfterwards => 300,
-            _ => 100,
+            Mood::FailingAfterwards => 200,
+            _ => 0,
         };
         assert_eq!(gate.view().reserved.get(), expected);
         assert_eq!(
             gate.release(kept).await.unwrap().value,
-            Ok(ReleaseOutcome::Released)
+            Ok(ReleaseOutcome::AlreadyReleased)
         );
         assert!(store.opened() >= 2);
     }
@@ -421,4 +436,227 @@ async fn a_batch_is_one_turn() {
         answer.value.unwrap().answer.outcome,
         Outcome::Bypass(BypassReason::Protected)
     );
+}
+
+/// Fails the store under a turn that changes nothing that a test looks at.
+async fn fail(gate: &Gate, store: &Switch) {
+    store.set(Mood::Failing);
+    let failed = gate.cancel(TicketId::new("failing").unwrap()).await;
+    assert_eq!(failed.unwrap_err(), GateError::StoreUnavailable);
+}
+
+fn unavailable<T: std::fmt::Debug>(answer: Result<T, GateError>) {
+    assert_eq!(answer.unwrap_err(), GateError::StoreUnavailable);
+}
+
+/// DUR4: releases and cancels of the failed turn and of the outage are applied on recovery, before
+/// anything that comes later; renewals are not.
+#[tokio::test]
+async fn dur4_releases_and_cancels_are_applied_on_recovery() {
+    for failing in [Mood::Failing, Mood::FailingAfterwards] {
+        let (gate, store) = gate().await;
+        let mut leases = Vec::new();
+        for name in ["a", "b", "c", "d"] {
+            leases.push(lease(&acquire(&gate, name, 100, LONG).await));
+        }
+        let &[a, b, c, d] = leases.as_slice() else {
+            panic!("four leases");
+        };
+        acquire(&gate, "waits", 800, Duration::ZERO).await;
+        let ends = gate.read_lease(d).await.unwrap().value.unwrap();
+        store.set(failing);
+        let batch = vec![
+            Command::Release(a),
+            Command::Acquire(Acquire {
+                stays: false,
+                ..ask("new", 1)
+            }),
+        ];
+        for reply in gate.batch(batch).await.unwrap() {
+            unavailable(reply);
+        }
+        unavailable(gate.release(b).await);
+        unavailable(gate.cancel(TicketId::new("c").unwrap()).await);
+        unavailable(gate.cancel(TicketId::new("waits").unwrap()).await);
+        unavailable(gate.cancel(TicketId::new("later").unwrap()).await);
+        unavailable(gate.renew(d, Some(Span::from_secs(7_200))).await);
+        unavailable(gate.read_lease(d).await);
+        store.set(Mood::Good);
+        // The first call that is answered after the recovery finds them applied.
+        let again = loop {
+            match gate.release(b).await {
+                Ok(answered) => break answered,
+                Err(error) => assert_eq!(error, GateError::StoreUnavailable),
+            }
+        };
+        assert_eq!(again.value, Ok(ReleaseOutcome::AlreadyReleased));
+        for gone in [a, c] {
+            let answered = gate.release(gone).await.unwrap();
+            assert_eq!(answered.value, Ok(ReleaseOutcome::AlreadyReleased));
+        }
+        for finished in ["a", "c", "waits", "later"] {
+            let answered = gate.cancel(TicketId::new(finished).unwrap()).await.unwrap();
+            assert_eq!(answered.value, CancelOutcome::AlreadyFinished, "{finished}");
+        }
+        reopened(&gate).await;
+        assert_eq!(gate.view().waiting, 0);
+        let after = gate.read_lease(d).await.unwrap().value.unwrap();
+        assert_eq!(after.lease.ttl, ends.lease.ttl);
+        assert_eq!(after.lease.ends_at, ends.lease.ends_at);
+        let late = acquire(&gate, "later", 1, LONG).await;
+        assert_eq!(
+            late.outcome,
+            Outcome::Cancelled(CancelReason::TicketFinished),
+            "the marker of an unknown ticket stands (TIC5)"
+        );
+    }
+}
+
+/// DUR4: a waiting call gets its answer at `wait_s` or at `max_wait`, and its place stays on disk.
+#[tokio::test]
+async fn dur4_waiting_calls_end_in_an_outage_and_keep_their_places() {
+    for (wait, max_wait) in [
+        (Duration::from_millis(50), Span::from_secs(600)),
+        (LONG, Span::from_millis(50)),
+    ] {
+        let (gate, store) = gate_with_wait(max_wait).await;
+        lease(&acquire(&gate, "a", CEILING, LONG).await);
+        // The place is the last thing that is written.
+        store.set(Mood::LastGood);
+        let call = tokio::spawn({
+            let gate = gate.clone();
+            async move { gate.acquire(ask("b", 1), wait).await }
+        });
+        line_of(&gate, 1).await;
+        if wait < LONG {
+            unavailable(gate.cancel(TicketId::new("failing").unwrap()).await);
+        }
+        unavailable(call.await.unwrap());
+        let image = store.image();
+        let waits = |ticket: &&kvgate_core::ticket::Ticket| {
+            ticket.id.as_str() == "b" && matches!(ticket.stage, Stage::Waiting { .. })
+        };
+        assert_eq!(image.tickets.iter().filter(waits).count(), 1);
+        assert_eq!(gate.phase(), Phase::Unavailable);
+    }
+}
+
+/// DUR4, TIC4: a grant that turns out to be on disk although its caller was told to bypass ends
+/// after the claim grace and counts as cancelled (CNT1); one that was told stays. Who asks again in
+/// time gets it, for the first time.
+#[tokio::test]
+async fn dur4_a_grant_that_nobody_was_told_ends_after_the_grace() {
+    let (gate, store) = gate_with(Policy {
+        claim_grace: Span::from_secs(2),
+        ..Policy::default()
+    })
+    .await;
+    let told = lease(&acquire(&gate, "told", 100, LONG).await);
+    let on_its_way = gate.acquire(ask("on-its-way", 100), LONG).await.unwrap();
+    store.set(Mood::FailingAfterwards);
+    let batch = ["lost", "asks-again"].map(|name| {
+        Command::Acquire(Acquire {
+            stays: false,
+            ..ask(name, 100)
+        })
+    });
+    for reply in gate.batch(batch.to_vec()).await.unwrap() {
+        unavailable(reply);
+    }
+    // An answer that left before the failure arrives during the outage.
+    on_its_way.value.unwrap().receipt.unwrap().written();
+    store.set(Mood::Good);
+    reopened(&gate).await;
+    assert_eq!(gate.view().leases, 4);
+    let again = acquire(&gate, "asks-again", 100, LONG).await;
+    assert!(!again.repeated, "its first delivery");
+    let mut views = gate.views();
+    views.wait_for(|view| view.leases < 4).await.unwrap();
+    assert_eq!(gate.view().leases, 3);
+    let lost = gate.read_ticket(TicketId::new("lost").unwrap()).await;
+    assert_eq!(
+        lost.unwrap(),
+        Some(TicketView::Ended(EndHow::TakenBack)),
+        "it is the lost one that ended"
+    );
+    let tally = gate.view().tally.clone();
+    let train = tally.scope(Scope::Train);
+    assert_eq!((train.admit, train.cancelled.iter().sum::<u64>()), (3, 1));
+    assert_eq!(
+        gate.release(told).await.unwrap().value,
+        Ok(ReleaseOutcome::Released)
+    );
+}
+
+/// DUR4: with little room left new acquires bypass, in a batch too, and everything else goes on.
+#[tokio::test]
+async fn dur4_with_little_room_left_only_new_acquires_bypass() {
+    let (gate, store) = gate().await;
+    let held = lease(&acquire(&gate, "a", CEILING, LONG).await);
+    acquire(&gate, "waits", 1, Duration::ZERO).await;
+    assert_eq!(gate.store_trouble(), StoreTrouble::default());
+    store.set_low_space(true);
+    unavailable(gate.acquire(ask("new", 1), LONG).await);
+    let since = gate.store_trouble().low_space.unwrap();
+    let new = Acquire {
+        stays: false,
+        ..ask("new", 1)
+    };
+    let replies = gate
+        .batch(vec![
+            Command::Acquire(new.clone()),
+            Command::Renew {
+                lease: held,
+                ttl: None,
+            },
+            Command::Acquire(Acquire {
+                ticket: TicketId::new("a").unwrap(),
+                sent: Sent::Sum(Tokens::new(CEILING).unwrap()),
+                ..new
+            }),
+            Command::Release(held),
+        ])
+        .await
+        .unwrap();
+    let mut replies = replies.into_iter();
+    unavailable(replies.next().unwrap());
+    assert!(matches!(
+        replies.next().unwrap().unwrap().1,
+        Reply::Lease(Ok(_))
+    ));
+    let (_, Reply::Acquire(Ok(repeat))) = replies.next().unwrap().unwrap() else {
+        panic!("a repeat is answered");
+    };
+    assert_eq!((lease(&repeat), repeat.repeated), (held, true));
+    assert!(matches!(
+        replies.next().unwrap().unwrap().1,
+        Reply::Release(Ok(ReleaseOutcome::Released))
+    ));
+    lease(&acquire(&gate, "waits", 1, LONG).await);
+    assert_eq!(
+        gate.store_trouble().low_space,
+        Some(since),
+        "since the first"
+    );
+    assert_eq!(gate.phase(), Phase::Ready);
+    store.set_low_space(false);
+    lease(&acquire(&gate, "new", 1, LONG).await);
+    assert_eq!(gate.store_trouble(), StoreTrouble::default());
+}
+
+/// DUR4: recovery is not over before the fleet was read anew; until then new acquires bypass for the
+/// store's sake.
+#[tokio::test]
+async fn dur4_recovery_ends_with_a_reading() {
+    let (gate, store) = gate().await;
+    fail(&gate, &store).await;
+    let mut views = gate.views();
+    views.mark_unchanged();
+    store.set(Mood::Good);
+    views.changed().await.unwrap();
+    unavailable(gate.acquire(ask("early", 1), LONG).await);
+    assert!(gate.store_trouble().unavailable.is_some());
+    reopened(&gate).await;
+    assert_eq!(gate.store_trouble(), StoreTrouble::default());
+    lease(&acquire(&gate, "early", 1, LONG).await);
 }

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use crate::batch::Batch;
 use crate::capacity::{Fleet, FleetConfig};
-use crate::ids::{Issue, RowNo, Term};
+use crate::ids::{Issue, LeaseId, RowNo, Term};
 use crate::policy::{
     FIRST_ROUND_WAIT, PAUSE_AFTER, PAUSE_EVERY, PAUSE_HOLD_MAX, Policy, RENEWALS_EVERY,
     RESTART_GRACE, TALLY_EVERY,
@@ -18,7 +18,7 @@ use crate::state::{Start, State};
 use crate::store::Image;
 use crate::tally::Tally;
 use crate::ticket::{Stage, Ticket};
-use crate::turn::Turn;
+use crate::turn::{Turn, granted};
 use crate::units::{Timestamp, Tokens};
 use crate::view::{Notice, View};
 
@@ -35,6 +35,22 @@ pub struct StartParams {
     pub policy: Policy,
     /// Where members come from.
     pub fleet: FleetConfig,
+}
+
+/// Grants that nobody was told of when the turn that made or claimed them failed (DUR4).
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Untold(pub(crate) BTreeSet<LeaseId>);
+
+impl Untold {
+    /// The answer that carried the grant has arrived after all.
+    pub fn told(&mut self, lease: LeaseId) {
+        self.0.remove(&lease);
+    }
+
+    /// Adds those of a later failure.
+    pub fn add(&mut self, more: Self) {
+        self.0.extend(more.0);
+    }
 }
 
 /// The gate's whole state. Owned by one writer; changed only through [`Turn`]s.
@@ -85,6 +101,13 @@ impl Machine {
     /// claimed (TIC4). Waiting tickets keep their order and have the claim grace to come back (DUR2).
     #[must_use]
     pub fn restore(image: Image, params: StartParams) -> Batch {
+        Self::reload(image, params, &Untold::default())
+    }
+
+    /// The same for a writer that goes on after a failed commit: a grant that turns out to be stored
+    /// although nobody was told of it is unclaimed, and ends after the claim grace (DUR4).
+    #[must_use]
+    pub fn reload(image: Image, params: StartParams, untold: &Untold) -> Batch {
         let StartParams {
             now,
             salt,
@@ -134,6 +157,9 @@ impl Machine {
         let waiting: Vec<RowNo> = turn.machine.state.queue.from(RowNo(0)).collect();
         for row in waiting {
             turn.machine.presences.set(row, Presence::Away(grace_ends));
+        }
+        for lease in &untold.0 {
+            turn.take_for_untold(*lease, grace_ends);
         }
         turn.finish()
     }
@@ -288,6 +314,20 @@ pub(crate) fn is_remembered_in_memory_only(ticket: &Ticket) -> bool {
 }
 
 impl Turn {
+    /// The stored counters call the grant an admit; it becomes one when it is claimed (CNT1).
+    fn take_for_untold(&mut self, lease: LeaseId, until: Timestamp) {
+        let Some(ticket) = self.machine.state.lease(lease) else {
+            return;
+        };
+        let row = ticket.row;
+        let Some((scope, waited)) = granted(ticket) else {
+            return;
+        };
+        self.machine.presences.set(row, Presence::Unclaimed(until));
+        self.machine.state.tally.unadmit(scope, waited);
+        self.machine.in_flight.admit(scope, waited);
+    }
+
     /// LEA4.
     fn bring_leases_into_range(&mut self) {
         let now = self.now;

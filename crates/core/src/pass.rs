@@ -302,6 +302,7 @@ impl Turn {
             machine: self.machine,
             records: self.records,
             effects: self.effects,
+            claimed: self.claimed,
         }
     }
 }

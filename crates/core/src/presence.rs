@@ -1,6 +1,7 @@
 //! Who is there: open calls of waiting tickets, and grants whose answer is on its way (TIC3, TIC4).
 //!
-//! None of it is kept. After a start every waiter is away and every lease counts as claimed.
+//! None of it is kept. After a start every waiter is away and every lease counts as claimed; a writer
+//! that goes on after a failed commit still knows which grants nobody was told.
 
 use alloc::collections::BTreeSet;
 
@@ -83,6 +84,18 @@ impl Presences {
                 },
             );
         }
+    }
+
+    /// Grants that were not claimed yet, in no order.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "they are put in order before anybody sees them"
+    )]
+    pub(crate) fn unclaimed(&self) -> impl Iterator<Item = RowNo> {
+        self.rows
+            .iter()
+            .filter(|(_, presence)| matches!(presence, Presence::InFlight | Presence::Unclaimed(_)))
+            .map(|(row, _)| *row)
     }
 
     /// The next row whose caller was away too long.

@@ -31,6 +31,8 @@ pub struct Turn {
     pub(crate) effects: Vec<Effect>,
     /// Calls that end with this turn: answered once the queue has moved (TIC2).
     pub(crate) leaving: Vec<Leaving>,
+    /// Grants that an acquire of this turn claimed.
+    pub(crate) claimed: Vec<LeaseId>,
     commands: usize,
 }
 
@@ -59,6 +61,7 @@ impl Turn {
             records: Vec::new(),
             effects: Vec::new(),
             leaving: Vec::new(),
+            claimed: Vec::new(),
             commands: 0,
         };
         // Arrivals are decided by what is fresh now.
@@ -116,6 +119,16 @@ impl Turn {
             }
         }
         tag
+    }
+
+    /// Whether an acquire of this ticket meets a decision or a place in line; otherwise it would be
+    /// decided anew (TIC1).
+    #[must_use]
+    pub fn knows(&self, ticket: &TicketId) -> bool {
+        let ticket = self.machine.state.ticket(ticket);
+        ticket.is_some_and(
+            |ticket| !matches!(&ticket.stage, Stage::Ended(ended) if ended.how.decided_afresh()),
+        )
     }
 
     /// Ends the turn: expiries, queue pass, answers of calls that end with it.
@@ -207,7 +220,12 @@ impl Turn {
         }
         match &ticket.stage {
             Stage::Waiting { .. } => {}
-            Stage::Held(_) if acquire.is_some() => self.claim(ticket),
+            Stage::Held(lease) if acquire.is_some() => {
+                if self.machine.presences.get(ticket.row).is_some() {
+                    self.claimed.push(lease.id);
+                }
+                self.claim(ticket);
+            }
             Stage::Held(_) => {
                 if self.machine.presences.get(ticket.row).is_some() {
                     self.machine.presences.set(ticket.row, Presence::InFlight);
@@ -748,7 +766,7 @@ impl Machine {
 }
 
 /// Scope and queue time of a held ticket.
-fn granted(ticket: &Ticket) -> Option<(Scope, Option<Span>)> {
+pub(crate) fn granted(ticket: &Ticket) -> Option<(Scope, Option<Span>)> {
     let Stage::Held(lease) = &ticket.stage else {
         return None;
     };

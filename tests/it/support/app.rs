@@ -34,6 +34,8 @@ pub struct Builder {
     pub engines: Vec<(&'static str, u64)>,
     pub limits: Limits,
     pub allowed_hosts: Vec<String>,
+    /// Without progress of the writer for longer, `/healthz` fails.
+    pub stuck_after: Span,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
 }
@@ -52,6 +54,7 @@ impl Default for Builder {
             engines: vec![("http://engine-1:30000", 1_000)],
             limits: Limits::default(),
             allowed_hosts: Vec::new(),
+            stuck_after: http::STUCK_AFTER,
             ready: true,
         }
     }
@@ -177,6 +180,7 @@ impl Builder {
             bound: vec![address],
             allowed_hosts: self.allowed_hosts,
             default_ttl: Span::from_secs(600),
+            stuck_after: self.stuck_after,
         };
         let app = App::new(
             gate.clone(),

@@ -16,6 +16,8 @@ pub enum Mood {
     Failing,
     /// Commits are kept, but nobody is told; openings fail.
     FailingAfterwards,
+    /// The next commit is kept; from then on it is failing.
+    LastGood,
     /// Commits do not return.
     Holding,
 }
@@ -30,6 +32,7 @@ pub struct Switch {
 struct Shared {
     mood: Mood,
     held: bool,
+    low_space: bool,
     stored: MemoryStore,
     /// Records of each commit.
     commits: Vec<Vec<Record>>,
@@ -54,6 +57,11 @@ impl Switch {
         self.with(|shared| shared.mood = mood);
     }
 
+    /// Says that the disk is nearly full, or not any more.
+    pub fn set_low_space(&self, low: bool) {
+        self.with(|shared| shared.low_space = low);
+    }
+
     /// Returns when a commit is held back.
     pub fn wait_until_held(&self) {
         let guard = self.shared.0.lock().unwrap();
@@ -68,7 +76,7 @@ impl Switch {
     pub fn open(&self) -> Result<Opened<MoodyStore>, Broken> {
         self.with(|shared| match shared.mood {
             Mood::Failing | Mood::FailingAfterwards => Err(Broken),
-            Mood::Good | Mood::Holding => {
+            Mood::Good | Mood::LastGood | Mood::Holding => {
                 shared.opened += 1;
                 Ok(Opened {
                     store: MoodyStore(self.clone()),
@@ -113,6 +121,10 @@ impl Store for MoodyStore {
         shared.commits.push(commit.records.to_vec());
         match shared.mood {
             Mood::FailingAfterwards => Err(Broken),
+            Mood::LastGood => {
+                shared.mood = Mood::Failing;
+                Ok(())
+            }
             Mood::Good | Mood::Failing | Mood::Holding => Ok(()),
         }
     }
@@ -123,6 +135,10 @@ impl StoreControl for MoodyStore {
 
     fn bytes(&self) -> u64 {
         0
+    }
+
+    fn low_space(&self) -> bool {
+        self.0.with(|shared| shared.low_space)
     }
 
     fn close(self) -> Result<(), Broken> {
