@@ -35,6 +35,7 @@ use kvgate_core::view::View;
 use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
+use crate::store::CopyPieces;
 
 pub use waiters::SlotId;
 pub use writer::{CommitStats, FirstOpen, WriterConfig, spawn};
@@ -370,6 +371,18 @@ impl Gate {
     pub async fn epochs(&self) -> Result<Vec<EpochEntry>, GateError> {
         match self.one(Command::ListEpochs).await? {
             (_, Reply::Epochs(epochs)) => Ok(epochs),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// A logical copy of everything that is kept, as of one turn (DUR2). The writer takes the picture
+    /// between two commands; the text is made by whoever reads the pieces.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn backup(&self) -> Result<CopyPieces, GateError> {
+        match self.one(Command::ReadImage).await? {
+            (_, Reply::Image(image)) => Ok(CopyPieces::new(*image)),
             (_, other) => Err(unexpected(&other)),
         }
     }

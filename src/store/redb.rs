@@ -19,7 +19,7 @@ use super::tables::{CLEAN, ENGINES, EPOCHS, HEAD, STARTS, TALLY, TICKETS};
 pub const FILE_NAME: &str = "kvgate.redb";
 
 /// redb's page cache. The image is in memory; only the pages that a commit rewrites are read again.
-const CACHE_BYTES: usize = 8 << 20;
+pub(super) const CACHE_BYTES: usize = 8 << 20;
 
 /// Why the store cannot be opened; each has its own exit code (DUR5).
 #[derive(Debug, thiserror::Error)]
@@ -117,18 +117,7 @@ pub fn open(directory: &Path) -> Result<Opened<RedbStore>, OpenError> {
         .open(&path)
         .map_err(|error| open_error(&path, error))?;
     migrate(&database, found, STEPS).map_err(|error| damaged_or_io(&path, error))?;
-    let mut store = RedbStore {
-        database,
-        path: path.clone(),
-        buffer: Vec::new(),
-        epochs: Vec::new(),
-        starts: Vec::new(),
-    };
-    let image = store.load().map_err(|error| match error {
-        CommitError::Row(error) => OpenError::Damaged(path.clone(), error.to_string()),
-        CommitError::Redb(error) => damaged_or_io(&path, error),
-    })?;
-    Ok(Opened { store, image })
+    RedbStore::of(database, &path)
 }
 
 /// Creates under another name and renames, so that a power cut leaves either a whole store or none.
@@ -150,12 +139,12 @@ fn create(directory: &Path, path: &Path) -> Result<(), OpenError> {
 }
 
 /// redb does not sync the directory entry of a new file.
-fn sync_directory(directory: &Path) -> io::Result<()> {
+pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
 /// Runs the steps after version `from`, each in the transaction that writes its version.
-fn migrate(database: &Database, from: u32, steps: &[Step]) -> Result<(), redb::Error> {
+pub(super) fn migrate(database: &Database, from: u32, steps: &[Step]) -> Result<(), redb::Error> {
     for (version, step) in (1u32..).zip(steps) {
         if version <= from {
             continue;
@@ -171,9 +160,19 @@ fn migrate(database: &Database, from: u32, steps: &[Step]) -> Result<(), redb::E
     Ok(())
 }
 
+/// The newest schema that is known here.
+pub(super) fn schema_known() -> u32 {
+    u32::try_from(STEPS.len()).unwrap_or(u32::MAX)
+}
+
 /// The schema of a whole store of ours; the file keeps its bytes whatever it is (DUR5).
 fn look_at(path: &Path) -> Result<u32, OpenError> {
-    let known = u32::try_from(STEPS.len()).unwrap_or(u32::MAX);
+    look_into(path).map(|(_, found)| found)
+}
+
+/// A whole store of ours and its schema; whatever is written to it goes to memory only (DUR5).
+pub(super) fn look_into(path: &Path) -> Result<(Database, u32), OpenError> {
+    let known = schema_known();
     let database = peek(path, CACHE_BYTES).map_err(|error| open_error(path, error))?;
     let found = schema(&database).map_err(|error| match error {
         redb::Error::TableDoesNotExist(_) | redb::Error::TableTypeMismatch { .. } => {
@@ -188,7 +187,7 @@ fn look_at(path: &Path) -> Result<u32, OpenError> {
             found,
             known,
         }),
-        Some(found) => Ok(found),
+        Some(found) => Ok((database, found)),
     }
 }
 
@@ -199,7 +198,7 @@ fn schema(database: &Database) -> Result<Option<u32>, redb::Error> {
     Ok(value.and_then(|value| value.value().try_into().ok().map(u32::from_le_bytes)))
 }
 
-fn open_error(path: &Path, error: redb::DatabaseError) -> OpenError {
+pub(super) fn open_error(path: &Path, error: redb::DatabaseError) -> OpenError {
     match error {
         redb::DatabaseError::DatabaseAlreadyOpen => OpenError::Locked(path.to_path_buf()),
         redb::DatabaseError::Storage(StorageError::Io(error)) => io_error(path, error),
@@ -207,7 +206,7 @@ fn open_error(path: &Path, error: redb::DatabaseError) -> OpenError {
     }
 }
 
-fn io_error(path: &Path, error: io::Error) -> OpenError {
+pub(super) fn io_error(path: &Path, error: io::Error) -> OpenError {
     match error.kind() {
         io::ErrorKind::PermissionDenied => OpenError::Permission(path.to_path_buf(), error),
         io::ErrorKind::InvalidData => OpenError::Foreign(path.to_path_buf()),
@@ -215,7 +214,7 @@ fn io_error(path: &Path, error: io::Error) -> OpenError {
     }
 }
 
-fn damaged_or_io(path: &Path, error: redb::Error) -> OpenError {
+pub(super) fn damaged_or_io(path: &Path, error: redb::Error) -> OpenError {
     match error {
         redb::Error::Io(error) => io_error(path, error),
         other => OpenError::Damaged(path.to_path_buf(), other.to_string()),
@@ -223,6 +222,30 @@ fn damaged_or_io(path: &Path, error: redb::Error) -> OpenError {
 }
 
 impl RedbStore {
+    /// Loads what an open database of the newest schema holds.
+    pub(super) fn of(database: Database, path: &Path) -> Result<Opened<Self>, OpenError> {
+        let mut store = Self {
+            database,
+            path: path.to_path_buf(),
+            buffer: Vec::new(),
+            epochs: Vec::new(),
+            starts: Vec::new(),
+        };
+        let image = store.load().map_err(|error| match error {
+            CommitError::Row(error) => OpenError::Damaged(path.to_path_buf(), error.to_string()),
+            CommitError::Redb(error) => damaged_or_io(path, error),
+        })?;
+        Ok(Opened { store, image })
+    }
+
+    /// Whether the last stop was an orderly one.
+    pub(super) fn was_clean(&self) -> Result<bool, CommitError> {
+        let transaction = self.database.begin_read()?;
+        let meta = transaction.open_table(META)?;
+        let clean = meta.get(CLEAN)?;
+        Ok(clean.is_some_and(|value| value.value() == [1]))
+    }
+
     fn load(&mut self) -> Result<Image, CommitError> {
         let transaction = self.database.begin_read()?;
         let mut image = Image::default();
