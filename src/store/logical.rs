@@ -455,3 +455,6 @@ fn counters<const N: usize>(stored: &[u64]) -> Result<[u64; N], RowFault> {
 pub(super) fn epoch_of(image: &Image) -> Epoch {
     image.epochs.last().map_or(Epoch(1), |entry| entry.epoch)
 }
+
+#[cfg(test)]
+mod tests;
