@@ -85,9 +85,10 @@ impl Failure {
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Config(_) | Self::Offline(OfflineError::Missing(_) | OfflineError::Exists(_)) => {
-                2
-            }
+            Self::Config(_) => 2,
+            Self::Offline(
+                OfflineError::Missing(_) | OfflineError::Exists(_) | OfflineError::CopyExists(_),
+            ) => 2,
             Self::Offline(OfflineError::Copy(
                 CopyError::Foreign | CopyError::Truncated(_) | CopyError::Damaged { .. },
             )) => 65,

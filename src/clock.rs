@@ -80,8 +80,8 @@ mod tests {
     #[test]
     fn times_are_shown_and_name_files() {
         let at = Timestamp::from_millis(1_796_000_000_123);
-        assert_eq!(text(at), "2026-11-29T22:13:20.123Z");
-        assert_eq!(file_stamp(at), "2026-11-29T22-13-20Z");
+        assert_eq!(text(at), "2026-11-30T00:53:20.123Z");
+        assert_eq!(file_stamp(at), "2026-11-30T00-53-20Z");
         assert!(text(Timestamp::from_millis(u64::MAX)).starts_with("9999-"));
     }
 

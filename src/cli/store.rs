@@ -145,11 +145,15 @@ fn backup(directory: &Path, to: &Path) -> Result<(), Failure> {
         io::ErrorKind::PermissionDenied => {
             OfflineError::from(OpenError::Permission(to.to_path_buf(), error))
         }
+        io::ErrorKind::AlreadyExists => OfflineError::CopyExists(to.to_path_buf()),
         _ => OfflineError::Write(io::Error::new(
             error.kind(),
             format!("{}: {error}", to.display()),
         )),
     };
+    if to.symlink_metadata().is_ok() {
+        return Err(OfflineError::CopyExists(to.to_path_buf()).into());
+    }
     let parent = match to.parent() {
         Some(parent) if parent != Path::new("") => parent,
         Some(_) | None => Path::new("."),

@@ -38,6 +38,9 @@ pub enum OfflineError {
     /// There is a store already.
     #[error("{} exists, and a restore never writes over a store; choose another --data, or set it aside with `kvgate store reset`", .0.display())]
     Exists(PathBuf),
+    /// There is a file where the copy is wanted.
+    #[error("{} exists, and a backup never writes over a file; choose another name", .0.display())]
+    CopyExists(PathBuf),
     /// The copy cannot be written.
     #[error("the backup cannot be written: {0}; make room, or choose another place")]
     Write(io::Error),

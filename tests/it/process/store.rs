@@ -241,8 +241,8 @@ async fn looks_leave_the_store_as_it_is() {
         assert_eq!(done(&["backup", "-"], data.path()), written);
         let image = kvgate::store::read_copy(&written[..]).unwrap();
         assert_eq!(image, look(data.path()).unwrap().image);
-        let said = refused(&["backup", copy.to_str().unwrap()], data.path(), 74);
-        assert!(said.contains("cannot be written"), "{said}");
+        let said = refused(&["backup", copy.to_str().unwrap()], data.path(), 2);
+        assert!(said.contains("never writes over a file"), "{said}");
         assert_eq!(
             fs::read(&copy).unwrap(),
             written,
