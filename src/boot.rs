@@ -34,7 +34,7 @@ use crate::fleet::scrape::EngineDetails;
 use crate::fleet::server_info::ServerInfo;
 use crate::gate::{self, Gate, Phase, WriterConfig};
 use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
-use crate::store::{self, OpenError};
+use crate::store::{self, CopyError, OfflineError, OpenError};
 use crate::web::{self, WebState};
 
 /// Name of the file with the bound addresses, in the data directory.
@@ -58,6 +58,9 @@ pub enum Failure {
     /// The store cannot be opened: 65, 74, 75, 77 or 78.
     #[error(transparent)]
     Store(#[from] OpenError),
+    /// A command on a store: 2, or the code of its cause.
+    #[error(transparent)]
+    Offline(#[from] OfflineError),
     /// An address cannot be taken: 69.
     #[error(
         "cannot listen on {address}: {error}; choose another --listen, or stop what listens there"
@@ -84,13 +87,28 @@ impl Failure {
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Config(_) => 2,
-            Self::Store(OpenError::Damaged(..) | OpenError::Foreign(_)) => 65,
+            Self::Offline(
+                OfflineError::Missing(_) | OfflineError::Exists(_) | OfflineError::CopyExists(_),
+            ) => 2,
+            Self::Offline(OfflineError::Copy(
+                CopyError::Foreign | CopyError::Truncated(_) | CopyError::Damaged { .. },
+            )) => 65,
             Self::Listen { .. } => 69,
-            Self::Store(OpenError::Io(..)) | Self::Io(_) => 74,
-            Self::Store(OpenError::Locked(_)) => 75,
-            Self::Store(OpenError::Permission(..)) => 77,
-            Self::Store(OpenError::Newer { .. }) => 78,
+            Self::Io(_) | Self::Offline(OfflineError::Copy(CopyError::Io(_))) => 74,
+            Self::Offline(OfflineError::Write(_)) => 74,
+            Self::Offline(OfflineError::Copy(CopyError::Newer { .. })) => 78,
+            Self::Store(error) | Self::Offline(OfflineError::Store(error)) => store_code(error),
         })
+    }
+}
+
+fn store_code(error: &OpenError) -> u8 {
+    match error {
+        OpenError::Damaged(..) | OpenError::Foreign(_) => 65,
+        OpenError::Io(..) => 74,
+        OpenError::Locked(_) => 75,
+        OpenError::Permission(..) => 77,
+        OpenError::Newer { .. } => 78,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Commands of the one binary.
 
+mod store;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,6 +11,8 @@ use crate::boot::{self, DemoOptions, Failure};
 use crate::check;
 use crate::config::{Config, Layer};
 use crate::telemetry;
+
+use self::store::StoreCommand;
 
 /// Durable program-aware admission for SGLang fleets.
 #[derive(Parser, Debug)]
@@ -59,6 +63,11 @@ enum Command {
         output: Output,
         #[command(flatten)]
         settings: Box<Layer>,
+    },
+    /// Look into, check, copy, restore and set aside a store that no service uses
+    Store {
+        #[command(subcommand)]
+        command: StoreCommand,
     },
     /// Print the OpenAPI document
     Openapi,
@@ -141,6 +150,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
                 .any(|finding| finding.weight == check::Weight::Mend);
             Ok(ExitCode::from(u8::from(mend)))
         }
+        Command::Store { command } => store::run(command),
         Command::Openapi => {
             println!("{}", crate::http::openapi());
             Ok(ExitCode::SUCCESS)

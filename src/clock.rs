@@ -49,6 +49,23 @@ impl Clock {
     }
 }
 
+/// A point in time as text: RFC 3339 in UTC with milliseconds.
+#[must_use]
+pub fn text(at: Timestamp) -> String {
+    format!("{:.3}", instant(at))
+}
+
+/// A point in time as a part of a file's name: to the second, without colons.
+#[must_use]
+pub fn file_stamp(at: Timestamp) -> String {
+    format!("{:.0}", instant(at)).replace(':', "-")
+}
+
+fn instant(at: Timestamp) -> jiff::Timestamp {
+    let millis = i64::try_from(at.millis()).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_millisecond(millis).unwrap_or(jiff::Timestamp::MAX)
+}
+
 fn wall_now() -> Timestamp {
     let since_epoch = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -59,6 +76,14 @@ fn wall_now() -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_shown_and_name_files() {
+        let at = Timestamp::from_millis(1_796_000_000_123);
+        assert_eq!(text(at), "2026-11-30T00:53:20.123Z");
+        assert_eq!(file_stamp(at), "2026-11-30T00-53-20Z");
+        assert!(text(Timestamp::from_millis(u64::MAX)).starts_with("9999-"));
+    }
 
     /// TIM1: the line never begins below the last stored time, and what is shown follows the wall clock.
     #[test]

@@ -36,6 +36,7 @@ use kvgate_core::view::View;
 use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
+use crate::store::CopyPieces;
 
 pub use outage::KEPT_MAX;
 pub use waiters::SlotId;
@@ -388,6 +389,18 @@ impl Gate {
     pub async fn epochs(&self) -> Result<Vec<EpochEntry>, GateError> {
         match self.one(Command::ListEpochs).await? {
             (_, Reply::Epochs(epochs)) => Ok(epochs),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// A logical copy of everything that is kept, as of one turn (DUR2). The writer takes the picture
+    /// between two commands; the text is made by whoever reads the pieces.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn backup(&self) -> Result<CopyPieces, GateError> {
+        match self.one(Command::ReadImage).await? {
+            (_, Reply::Image(image)) => Ok(CopyPieces::new(*image)),
             (_, other) => Err(unexpected(&other)),
         }
     }

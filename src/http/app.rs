@@ -9,10 +9,13 @@ use std::time::Instant;
 use kvgate_api::Severity;
 use kvgate_core::units::{Span, Timestamp};
 use kvgate_core::view::View;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::clock::Clock;
 use crate::gate::Gate;
+
+/// Each backup under way keeps a picture of the store in memory.
+const BACKUPS_AT_ONCE: usize = 1;
 
 /// Settings of the HTTP room.
 #[derive(Clone, Debug)]
@@ -76,6 +79,7 @@ struct Inner {
     started: Instant,
     request_salt: u64,
     requests: AtomicU64,
+    backups: Arc<Semaphore>,
 }
 
 impl App {
@@ -97,6 +101,7 @@ impl App {
                 started: Instant::now(),
                 request_salt,
                 requests: AtomicU64::new(1),
+                backups: Arc::new(Semaphore::new(BACKUPS_AT_ONCE)),
             }),
         }
     }
@@ -135,6 +140,11 @@ impl App {
             now: line.now(),
             line,
         }
+    }
+
+    /// Room for one more backup; `None` while another one is under way.
+    pub(super) fn backup_permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.inner.backups).try_acquire_owned().ok()
     }
 
     /// When the process started, on the line.

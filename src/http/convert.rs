@@ -19,6 +19,7 @@ use kvgate_core::units::{Ppm, Span, TOKENS_MAX, Timestamp, Tokens};
 
 use super::app::{HttpConfig, Shown};
 use super::problem::Fault;
+use crate::clock;
 
 /// Longest and usual time that a call stays open.
 const WAIT_MAX_S: f64 = 60.0;
@@ -418,6 +419,7 @@ pub(super) fn epoch(entry: &EpochEntry, shown: &Shown) -> wire::EpochChange {
         EpochCause::WorkerIdChanged(engine) => {
             (wire::EpochCause::WorkerIdChanged, None, None, Some(engine))
         }
+        EpochCause::Restored => (wire::EpochCause::Restored, None, None, None),
     };
     wire::EpochChange {
         epoch: entry.epoch.0,
@@ -440,9 +442,7 @@ pub(super) fn seconds(span: Span) -> f64 {
 
 /// A point of the line as it is shown: RFC 3339 in UTC with milliseconds (TIM1).
 pub(super) fn time(at: Timestamp, shown: &Shown) -> String {
-    let millis = i64::try_from(shown.line.wall_millis(at)).unwrap_or(i64::MAX);
-    let shown = jiff::Timestamp::from_millisecond(millis).unwrap_or(jiff::Timestamp::MAX);
-    format!("{shown:.3}")
+    clock::text(Timestamp::from_millis(shown.line.wall_millis(at)))
 }
 
 /// Parts per million as a ratio.

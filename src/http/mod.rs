@@ -6,6 +6,7 @@
 
 mod answer;
 mod app;
+mod backup;
 mod batch;
 mod convert;
 mod delivery;
@@ -55,6 +56,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(status::state))
         .routes(routes!(status::engines))
         .routes(routes!(lists::epochs))
+        .routes(routes!(backup::backup))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(health::version))

@@ -367,6 +367,7 @@ enum CauseRow {
     MembersChanged { joined: u32, left: u32 },
     Restarted(String),
     WorkerIdChanged(String),
+    Restored,
 }
 
 pub fn encode_epoch(entry: &EpochEntry, buffer: &mut Vec<u8>) -> Result<(), RowError> {
@@ -382,6 +383,7 @@ pub fn encode_epoch(entry: &EpochEntry, buffer: &mut Vec<u8>) -> Result<(), RowE
             EpochCause::WorkerIdChanged(engine) => {
                 CauseRow::WorkerIdChanged(engine.as_str().to_owned())
             }
+            EpochCause::Restored => CauseRow::Restored,
         },
     };
     encode(&row, buffer)
@@ -401,6 +403,7 @@ pub fn decode_epoch(epoch: u64, bytes: &[u8]) -> Result<EpochEntry, RowError> {
             CauseRow::WorkerIdChanged(engine) => {
                 EpochCause::WorkerIdChanged(EngineId::new(&engine))
             }
+            CauseRow::Restored => EpochCause::Restored,
         },
     })
 }

@@ -150,6 +150,54 @@ fn start(disk: &Arc<dyn Disk>, steps: &[Step]) -> Result<Opened<RedbStore>, Open
     })
 }
 
+/// The newest schema that is known here.
+pub(super) fn schema_known() -> u32 {
+    u32::try_from(STEPS.len()).unwrap_or(u32::MAX)
+}
+
+/// What a store holds. Its file keeps its bytes, and stays locked while this lives.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub schema: u32,
+    pub clean: bool,
+    pub bytes: u64,
+    pub image: Image,
+    _database: Database,
+}
+
+/// Looks into a store for somebody who will not write: checks its integrity and loads everything.
+pub(super) fn see(directory: &Path) -> Result<Seen, OpenError> {
+    let disk = FsDisk::new(directory);
+    let at = Place::new(&disk);
+    let look = at.look(STEPS)?;
+    // What newer steps make is made in memory; the file shows through below.
+    for (version, step) in (1_u32..).zip(STEPS).skip(look.schema as usize) {
+        take_step(&look.database, version, *step)
+            .map_err(|error| CommitError::from(error).at(&at.path))?;
+    }
+    let (image, _) = Rows::load(&look.database).map_err(|error| error.at(&at.path))?;
+    Ok(Seen {
+        schema: look.schema,
+        clean: !look.unclean,
+        bytes: look.len,
+        image,
+        _database: look.database,
+    })
+}
+
+/// Locks what stands in the store's place, whatever it is, until the answer is dropped. `None` for
+/// what is no store that could be locked.
+pub(super) fn hold(directory: &Path) -> Result<Option<Database>, OpenError> {
+    let disk = FsDisk::new(directory);
+    let at = Place::new(&disk);
+    let file = disk.open(FILE_NAME).map_err(|error| at.io(error))?;
+    match peek(&file, CACHE_BYTES).map_err(|error| open_error(&at.path, error)) {
+        Ok(database) => Ok(Some(database)),
+        Err(error @ (OpenError::Locked(_) | OpenError::Permission(..))) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
 /// A store that was looked at, and is locked.
 struct Look {
     file: Arc<dyn StorageBackend>,

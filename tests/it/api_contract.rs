@@ -943,6 +943,7 @@ async fn the_document_and_the_routes_agree() {
         "GET /v1/state",
         "GET /v1/engines",
         "GET /v1/epochs",
+        "GET /v1/backup",
         "GET /healthz",
         "GET /readyz",
         "GET /version",

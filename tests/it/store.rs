@@ -4,7 +4,9 @@ use std::convert::Infallible;
 use std::fs;
 use std::path::Path;
 
-use kvgate::store::{FILE_NAME, OpenError, RedbStore, open};
+use kvgate::store::{
+    CopyPieces, FILE_NAME, OpenError, RedbStore, look, open, read_copy, write_new,
+};
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::command::{Acquire, Command};
 use kvgate_core::decision::Scope;
@@ -152,6 +154,15 @@ fn keeps_what_the_reference_store_keeps() {
     assert_eq!(image, memory.image());
     assert_eq!(image.term, 3);
     assert!(image.tickets.len() > 100 && image.epochs.len() >= 4 && image.starts.len() == 3);
+
+    // A logical copy, and a store written in one go from it, hold the same.
+    let copy: Vec<u8> = CopyPieces::new(image.clone()).flatten().collect();
+    let read = read_copy(&copy[..]).unwrap();
+    assert_eq!(read, image);
+    let second = tempfile::tempdir().unwrap();
+    write_new(second.path(), &read).unwrap();
+    look(second.path()).unwrap().verify().unwrap();
+    assert_eq!(open(second.path()).unwrap().image, image);
 }
 
 fn untouched(path: &Path, content: &[u8]) {

@@ -150,5 +150,7 @@ words! {
         Restarted,
         /// The router gave an engine another id.
         WorkerIdChanged,
+        /// The store was made from a backup.
+        Restored,
     }
 }

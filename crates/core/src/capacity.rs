@@ -155,6 +155,14 @@ impl Fleet {
         Arc::clone(&self.view)
     }
 
+    /// What is remembered of the members over a restart, by address (CAP7, CAP8).
+    pub(crate) fn rows(&self) -> Vec<EngineRow> {
+        self.members
+            .values()
+            .map(|member| member.row.clone())
+            .collect()
+    }
+
     /// When the measure changes by the passing of time alone.
     pub(crate) const fn valid_until(&self) -> Option<Timestamp> {
         self.valid_until

@@ -54,6 +54,9 @@ pub enum Command {
     ListQueue(Slice<RowNo>),
     /// Read the epochs, newest first.
     ListEpochs,
+    /// Read everything that a restart would bring back, for a copy of the store. The only read whose
+    /// cost grows with what is kept.
+    ReadImage,
 }
 
 /// Ask for a lease.

@@ -1,10 +1,12 @@
 //! What comes out of a turn once it is durable: answers to commands and decisions of the queue.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::decision::{BypassReason, CancelReason, EndHow, WaitReason};
 use crate::ids::{Epoch, LeaseId, Seq, SessionId, TicketId};
 use crate::state::EpochEntry;
+use crate::store::Image;
 use crate::ticket::{Lease, Terms};
 use crate::units::{Span, Timestamp, Tokens};
 
@@ -65,6 +67,8 @@ pub enum Reply {
     Queue(Page<WaiterView>),
     /// To a list of epochs, newest first.
     Epochs(Vec<EpochEntry>),
+    /// To a read of everything that is kept.
+    Image(Box<Image>),
     /// Nothing to say.
     Done,
 }

@@ -124,7 +124,7 @@ pub struct Seq(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RowNo(pub u64);
 
-/// Number of a grant, from 1, without gaps (ID2).
+/// Number of a grant, from 1, without gaps but for those that restored copies leave (ID2).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Issue(pub u64);
 

@@ -266,6 +266,28 @@ impl Machine {
         }
     }
 
+    /// Everything that is kept, as a store that had just written it would load it (DUR2). It costs
+    /// one look at each ticket.
+    #[must_use]
+    pub fn image(&self) -> Image {
+        Image {
+            term: self.state.term.0,
+            seq: self.state.seq,
+            now: self.last_turn,
+            next_issue: self.state.next_issue,
+            starts: self.state.starts().iter().cloned().collect(),
+            tickets: self.kept_tickets(),
+            epochs: self.state.epochs().iter().cloned().collect(),
+            engines: self.fleet.rows(),
+            tally: self.tally_to_store(),
+        }
+    }
+
+    fn kept_tickets(&self) -> Vec<Ticket> {
+        self.state
+            .tickets(|ticket| !is_remembered_in_memory_only(ticket))
+    }
+
     /// Everything that a restart must bring back, for tests: the image that a store should hold.
     #[cfg(any(test, feature = "check"))]
     #[must_use]
@@ -273,12 +295,7 @@ impl Machine {
         Kept {
             reserved: self.state.ledger.reserved(),
             queue: self.state.queue.from(RowNo(0)).collect(),
-            tickets: self
-                .state
-                .tickets()
-                .into_values()
-                .filter(|ticket| !is_remembered_in_memory_only(ticket))
-                .collect(),
+            tickets: self.kept_tickets(),
             epoch: self.state.epoch,
             tally: self.tally_to_store(),
             next_issue: self.state.next_issue,

@@ -76,6 +76,8 @@ pub enum EpochCause {
     Restarted(EngineId),
     /// The router gave an engine's rows other ids.
     WorkerIdChanged(EngineId),
+    /// The store was made from a copy: what came after the copy is not known any more.
+    Restored,
 }
 
 /// Tickets with their indexes, starts, epochs and counters.
@@ -272,17 +274,20 @@ impl State {
         &self.epochs
     }
 
-    /// All tickets by row: for tests of recovery, never on a command's way.
-    #[cfg(any(test, feature = "check"))]
+    /// Starts, oldest first.
+    pub(crate) const fn starts(&self) -> &VecDeque<Start> {
+        &self.starts
+    }
+
+    /// The tickets that `wanted` picks, by row: for copies of everything and for tests of recovery.
     #[expect(
         clippy::disallowed_methods,
         reason = "the rows are put in order before anybody sees them"
     )]
-    pub(crate) fn tickets(&self) -> alloc::collections::BTreeMap<RowNo, Ticket> {
-        self.rows
-            .iter()
-            .map(|(row, ticket)| (*row, ticket.clone()))
-            .collect()
+    pub(crate) fn tickets(&self, wanted: impl Fn(&Ticket) -> bool) -> Vec<Ticket> {
+        let mut found: Vec<&Ticket> = self.rows.values().filter(|row| wanted(row)).collect();
+        found.sort_unstable_by_key(|ticket| ticket.row);
+        found.into_iter().cloned().collect()
     }
 }
 

@@ -117,6 +117,10 @@ impl Turn {
                 let epochs = self.machine.state.epochs().iter().rev().cloned().collect();
                 self.reply(tag, None, Reply::Epochs(epochs));
             }
+            Command::ReadImage => {
+                let image = Box::new(self.machine.image());
+                self.reply(tag, None, Reply::Image(image));
+            }
         }
         tag
     }

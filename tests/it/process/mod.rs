@@ -4,6 +4,7 @@ mod burst;
 mod commands;
 mod kill;
 mod stop;
+mod store;
 
 use kvgate::demo::{FakeFleet, FleetSpec};
 

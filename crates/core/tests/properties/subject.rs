@@ -237,7 +237,7 @@ fn said(reply: &Reply) -> Said {
             TicketView::Ended(how) => Err(*how),
         })),
         Reply::Done => Said::Done,
-        Reply::Leases(_) | Reply::Queue(_) | Reply::Epochs(_) => {
+        Reply::Leases(_) | Reply::Queue(_) | Reply::Epochs(_) | Reply::Image(_) => {
             panic!("nobody asked for {reply:?}")
         }
     }
@@ -572,6 +572,10 @@ impl Subject {
                 !renewals_lag && !counters_lag,
                 "an orderly stop writes everything"
             );
+            let mut copy = self.machine().image();
+            // Its time is that of the last turn, which may have had nothing to write.
+            copy.now = image.now;
+            assert_eq!(copy, image, "a copy is what the store holds");
         }
         self.check_restart(turn, &live);
     }

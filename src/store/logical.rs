@@ -1,0 +1,460 @@
+//! A logical copy of a store: text that outlives schemas and can be read by people and tools.
+//!
+//! One JSON object a line. The first line says what it is and how much follows, the last one how many
+//! lines came before it and their CRC-32. In between stand the rows: facts of the store, counters,
+//! starts, epochs, engines, tickets, each list in the order of its keys.
+//!
+//! Whoever reads one takes nothing on trust: an unknown kind of line, a field too many, a row that
+//! stands twice or out of order, a missing end or a wrong sum are refused with the line's number.
+
+mod shapes;
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, Read};
+
+use crc32fast::Hasher;
+use kvgate_core::ids::{Epoch, IdError, Issue};
+use kvgate_core::policy::{EPOCHS_MAX, STARTS_MAX};
+use kvgate_core::state::{EpochCause, EpochEntry};
+use kvgate_core::store::Image;
+use kvgate_core::ticket::Stage;
+use kvgate_core::units::Timestamp;
+
+use self::shapes::{Counts, Line};
+
+/// What the first line calls itself.
+const FORMAT: &str = "kvgate-backup";
+
+/// The newest form of copies that is known here.
+const FORMAT_VERSION: u32 = 1;
+
+/// Longest line that is read: an engine with as many worker ids as a router may list fits.
+const LINE_BYTES_MAX: u64 = 8 << 20;
+
+/// Bytes of a written piece, but for the line that fills it.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Why a copy cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// Not the copy of a store.
+    #[error(
+        "this is not a backup of a kvgate store; name a file that `kvgate store backup` or `GET /v1/backup` wrote"
+    )]
+    Foreign,
+    /// A newer kvgate wrote it.
+    #[error(
+        "the backup has {what} {found}, this kvgate knows up to {known}; restore it with the newer kvgate"
+    )]
+    Newer {
+        /// Which of its numbers is too new.
+        what: &'static str,
+        /// That number.
+        found: u32,
+        /// The newest that is known here.
+        known: u32,
+    },
+    /// It ends before its last line.
+    #[error(
+        "the backup ends after line {0}, before its end; it was cut off: take it again, or use another one"
+    )]
+    Truncated(u64),
+    /// Its content is not what was written.
+    #[error("the backup is damaged in line {line}: {what}; nothing was restored, use another one")]
+    Damaged {
+        /// Number of the line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Reading failed.
+    #[error("the backup cannot be read: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// What is wrong with one row.
+#[derive(Debug, thiserror::Error)]
+enum RowFault {
+    #[error("an id is refused: {0}")]
+    Id(#[from] IdError),
+    #[error("{0} is outside its range")]
+    Range(&'static str),
+    #[error("{0}")]
+    Order(&'static str),
+}
+
+/// The copy of an image, piece by piece of whole lines. What was written is freed as it goes.
+#[derive(Debug)]
+pub struct CopyPieces {
+    image: Image,
+    tickets: VecDeque<kvgate_core::ticket::Ticket>,
+    stage: WriteStage,
+    lines: u64,
+    sum: Hasher,
+    /// A line could not be encoded: the copy ends without its last line, so that nobody trusts it.
+    failed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WriteStage {
+    Head,
+    Tickets,
+    Done,
+}
+
+impl CopyPieces {
+    /// Begins to write.
+    #[must_use]
+    pub fn new(mut image: Image) -> Self {
+        Self {
+            tickets: std::mem::take(&mut image.tickets).into(),
+            image,
+            stage: WriteStage::Head,
+            lines: 0,
+            sum: Hasher::new(),
+            failed: false,
+        }
+    }
+
+    fn put(&mut self, piece: &mut Vec<u8>, line: &Line) {
+        let from = piece.len();
+        if let Err(error) = serde_json::to_writer(&mut *piece, line) {
+            tracing::error!(%error, "a line of a backup cannot be written");
+            self.failed = true;
+            return;
+        }
+        piece.push(b'\n');
+        self.lines = self.lines.saturating_add(1);
+        self.sum.update(piece.get(from..).unwrap_or_default());
+    }
+
+    /// Everything but the tickets, which are the bulk.
+    fn put_head(&mut self, piece: &mut Vec<u8>) {
+        let counts = Counts::of(&self.image, self.tickets.len());
+        self.put(piece, &Line::header(&self.image, counts));
+        self.put(piece, &Line::meta(&self.image));
+        self.put(piece, &Line::tally(&self.image.tally));
+        for start in std::mem::take(&mut self.image.starts) {
+            self.put(piece, &Line::start(&start));
+        }
+        for entry in std::mem::take(&mut self.image.epochs) {
+            self.put(piece, &Line::epoch(&entry));
+        }
+        for engine in std::mem::take(&mut self.image.engines) {
+            self.put(piece, &Line::engine(&engine));
+        }
+    }
+}
+
+impl Iterator for CopyPieces {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
+        if self.stage == WriteStage::Head {
+            self.put_head(&mut piece);
+            self.stage = WriteStage::Tickets;
+        }
+        while self.stage == WriteStage::Tickets && piece.len() < PIECE_BYTES && !self.failed {
+            match self.tickets.pop_front() {
+                Some(ticket) => self.put(&mut piece, &Line::ticket(&ticket)),
+                None => {
+                    let end = Line::end(self.lines, self.sum.clone().finalize());
+                    self.put(&mut piece, &end);
+                    self.stage = WriteStage::Done;
+                }
+            }
+        }
+        (!piece.is_empty() && !self.failed).then_some(piece)
+    }
+}
+
+/// Reads a copy to its very end.
+///
+/// # Errors
+/// See [`CopyError`]; a copy is taken whole or not at all.
+pub fn read_copy(mut from: impl BufRead) -> Result<Image, CopyError> {
+    let mut reading = Reading::default();
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        let read = from
+            .by_ref()
+            .take(LINE_BYTES_MAX)
+            .read_until(b'\n', &mut bytes)?;
+        if read == 0 {
+            return reading.finish();
+        }
+        reading.line(&bytes)?;
+    }
+}
+
+/// How far a copy has been read.
+#[derive(Default)]
+struct Reading {
+    image: Image,
+    counts: Counts,
+    /// Number of the last change and epoch, as the first line says.
+    said: (u64, u64),
+    lines: u64,
+    sum: Hasher,
+    stage: ReadStage,
+}
+
+/// The kinds of lines in their order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+enum ReadStage {
+    #[default]
+    Nothing,
+    Header,
+    Meta,
+    Tally,
+    Starts,
+    Epochs,
+    Engines,
+    Tickets,
+    End,
+}
+
+impl Reading {
+    fn line(&mut self, bytes: &[u8]) -> Result<(), CopyError> {
+        if self.lines == 0 {
+            shapes::check_header(bytes)?;
+        }
+        let number = self.lines.saturating_add(1);
+        let damaged = |what: String| CopyError::Damaged { line: number, what };
+        let Some(text) = bytes.strip_suffix(b"\n") else {
+            return Err(if bytes.len() as u64 == LINE_BYTES_MAX {
+                damaged("it is longer than any line of a backup".to_owned())
+            } else {
+                CopyError::Truncated(self.lines)
+            });
+        };
+        let line: Line =
+            serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
+        self.take(line)
+            .map_err(|fault| damaged(fault.to_string()))?;
+        self.sum.update(bytes);
+        self.lines = number;
+        Ok(())
+    }
+
+    fn take(&mut self, line: Line) -> Result<(), RowFault> {
+        self.enter(match &line {
+            Line::Header(_) => ReadStage::Header,
+            Line::Meta(_) => ReadStage::Meta,
+            Line::Tally(_) => ReadStage::Tally,
+            Line::Start(_) => ReadStage::Starts,
+            Line::Epoch(_) => ReadStage::Epochs,
+            Line::Engine(_) => ReadStage::Engines,
+            Line::Ticket(_) => ReadStage::Tickets,
+            Line::End(_) => ReadStage::End,
+        })?;
+        match line {
+            Line::Header(header) => {
+                self.counts = header.counts;
+                self.said = (header.seq, header.epoch);
+            }
+            Line::Meta(meta) => meta.put_into(&mut self.image),
+            Line::Tally(tally) => self.image.tally = tally.decoded()?,
+            Line::Start(start) => self.image.starts.push(start.decoded()?),
+            Line::Epoch(entry) => self.image.epochs.push(entry.decoded()),
+            Line::Engine(engine) => self.image.engines.push(engine.decoded()?),
+            Line::Ticket(ticket) => self.image.tickets.push(ticket.decoded()?),
+            Line::End(end) => {
+                if end.lines != self.lines {
+                    return Err(RowFault::Order("the number of lines is another one"));
+                }
+                if end.crc32 != format!("{:08x}", self.sum.clone().finalize()) {
+                    return Err(RowFault::Order("the sum over all lines is another one"));
+                }
+            }
+        }
+        // A line that promises fewer rows than follow would let a copy grow without bound.
+        if !self.counts.allow(&self.image) {
+            return Err(RowFault::Order(
+                "there are more rows than the first line says",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Lines stand in the order of their kinds; those that are no list stand once.
+    fn enter(&mut self, next: ReadStage) -> Result<(), RowFault> {
+        let list = matches!(
+            next,
+            ReadStage::Starts | ReadStage::Epochs | ReadStage::Engines | ReadStage::Tickets
+        );
+        let in_order = if next <= ReadStage::Tally {
+            // None of the first three may be missing.
+            next as u8 == (self.stage as u8).saturating_add(1)
+        } else {
+            self.stage >= ReadStage::Tally && (next > self.stage || list && next == self.stage)
+        };
+        if !in_order {
+            return Err(RowFault::Order("this kind of line does not stand here"));
+        }
+        self.stage = next;
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Image, CopyError> {
+        if self.lines == 0 {
+            return Err(CopyError::Foreign);
+        }
+        if self.stage != ReadStage::End {
+            return Err(CopyError::Truncated(self.lines));
+        }
+        let damaged = |what: &str| CopyError::Damaged {
+            line: self.lines,
+            what: what.to_owned(),
+        };
+        if self.counts != Counts::of(&self.image, self.image.tickets.len()) {
+            return Err(damaged("there are fewer rows than the first line says"));
+        }
+        if self.said != (self.image.seq.0, epoch_of(&self.image).0) {
+            return Err(damaged("the first line tells another seq or epoch"));
+        }
+        check(&self.image).map_err(damaged)?;
+        Ok(self.image)
+    }
+}
+
+/// What holds in every store: keys in order and once, lists within their bounds, no lease number
+/// held twice or still to be given (ID2).
+pub(super) fn check(image: &Image) -> Result<(), &'static str> {
+    if !image.tickets.is_sorted_by(|one, next| one.row < next.row) {
+        return Err("a ticket's row stands twice or out of order");
+    }
+    if !image
+        .epochs
+        .is_sorted_by(|one, next| one.epoch < next.epoch)
+    {
+        return Err("an epoch stands twice or out of order");
+    }
+    if !image.engines.is_sorted_by(|one, next| one.id < next.id) {
+        return Err("an engine stands twice or out of order");
+    }
+    if !image.starts.is_sorted_by_key(|start| start.first_issue) {
+        return Err("the starts are out of order");
+    }
+    if image.epochs.len() > EPOCHS_MAX || image.starts.len() > STARTS_MAX {
+        return Err("there are more epochs or starts than a store keeps");
+    }
+    if (image.starts.len() as u64) > image.term {
+        return Err("there are more starts than the store has seen");
+    }
+    let mut held: Vec<Issue> = Vec::new();
+    for ticket in &image.tickets {
+        match &ticket.stage {
+            Stage::Held(lease) => held.push(lease.id.issue),
+            Stage::Waiting { .. } => {}
+            Stage::Ended(_) => continue,
+        }
+        if ticket.asked.is_none() {
+            return Err("a ticket waits or holds a lease and asked for nothing");
+        }
+    }
+    held.sort_unstable();
+    if held.last().is_some_and(|last| last.0 >= image.next_issue) {
+        return Err("a lease has a number that is still to be given");
+    }
+    if !held.is_sorted_by(|one, next| one < next) {
+        return Err("a lease stands twice");
+    }
+    Ok(())
+}
+
+/// Numbers that count what a store has given out are moved on by at least this and then rounded up
+/// to a multiple of it: no life of a store comes that far.
+const FAR: u64 = 1 << 32;
+
+/// The same for terms and epochs, which people read: a store sees few of them.
+const FAR_FEW: u64 = 1_000;
+
+/// Changes a second that a service cannot reach, as a power of two: a store that is restored from the
+/// same copy again begins above all that the first one has numbered meanwhile.
+const CHANGES_A_SECOND_BITS: u32 = 20;
+
+/// Largest number that is given out: every reader of JSON keeps it exact.
+const NUMBER_MAX: u64 = (1 << 53) - 1;
+
+/// The image of a store that begins a new life from a copy at `now` (ID2, DUR6).
+///
+/// The copy does not know what was answered after it was taken. So every number that answers carry
+/// moves so far on that none is repeated: seq, term, lease number and epoch. The epoch that begins
+/// here says why. Lease ids of the life before are told from new ones by their random part as well.
+///
+/// # Errors
+/// When one of the numbers is at its end, which takes longer than any service lives.
+pub fn moved_on(mut image: Image, now: Timestamp) -> Result<Image, &'static str> {
+    let now = now.max(image.now);
+    let moved = |number: u64, step: u64| {
+        (number / step)
+            .checked_add(2)
+            .and_then(|steps| steps.checked_mul(step))
+            .filter(|number| *number <= NUMBER_MAX)
+            .ok_or("a number of the backup is at its end")
+    };
+    let by_time = (now.millis() / 1_000) << CHANGES_A_SECOND_BITS;
+    let used = image
+        .tickets
+        .iter()
+        .filter_map(kvgate_core::ticket::Ticket::issue);
+    let next_issue = used
+        .map(|issue| issue.0.saturating_add(1))
+        .fold(image.next_issue, u64::max);
+    image.next_issue = moved(next_issue, FAR)?;
+    image.seq.0 = moved(image.seq.0, FAR)?.max(by_time.min(NUMBER_MAX));
+    image.term = moved(image.term, FAR_FEW)?;
+    let last = image.epochs.last().map_or(1, |entry| entry.epoch.0);
+    image.epochs.push(EpochEntry {
+        epoch: Epoch(moved(last, FAR_FEW)?),
+        at: now,
+        cause: EpochCause::Restored,
+    });
+    let excess = image.epochs.len().saturating_sub(EPOCHS_MAX);
+    image.epochs.drain(..excess);
+    image.now = now;
+    Ok(image)
+}
+
+impl Counts {
+    fn of(image: &Image, tickets: usize) -> Self {
+        let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
+        Self {
+            starts: count(image.starts.len()),
+            epochs: count(image.epochs.len()),
+            engines: count(image.engines.len()),
+            tickets: count(tickets),
+        }
+    }
+
+    fn allow(&self, image: &Image) -> bool {
+        let found = Self::of(image, image.tickets.len());
+        found.starts <= self.starts
+            && found.epochs <= self.epochs
+            && found.engines <= self.engines
+            && found.tickets <= self.tickets
+    }
+}
+
+/// Counters of a copy; one that a later version added begins at 0, one that is not known is refused.
+fn counters<const N: usize>(stored: &[u64]) -> Result<[u64; N], RowFault> {
+    if stored.len() > N {
+        return Err(RowFault::Range("the number of counters"));
+    }
+    let mut counters = [0; N];
+    for (counter, value) in counters.iter_mut().zip(stored) {
+        *counter = *value;
+    }
+    Ok(counters)
+}
+
+/// Epoch of an image, as a start takes it.
+pub(super) fn epoch_of(image: &Image) -> Epoch {
+    image.epochs.last().map_or(Epoch(1), |entry| entry.epoch)
+}
+
+#[cfg(test)]
+mod tests;

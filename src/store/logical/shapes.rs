@@ -1,0 +1,616 @@
+//! The lines of a copy, translated by hand from and to the core's types. They change apart from the
+//! rows of the store: a copy is read by every later version.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use kvgate_core::decision::{BypassReason, EndHow, Scope};
+use kvgate_core::ids::{EngineId, Epoch, Issue, Label, LeaseId, RowNo, Seq, SessionId, TicketId};
+use kvgate_core::reading::{Role, StartMark};
+use kvgate_core::state::{EngineRow, EpochCause, EpochEntry, Start};
+use kvgate_core::store::Image;
+use kvgate_core::tally::{ScopeTally, Tally};
+use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Stage, Terms, Ticket};
+use kvgate_core::units::{Span, Timestamp, Tokens};
+use serde::{Deserialize, Serialize};
+
+use super::{CopyError, FORMAT, FORMAT_VERSION, RowFault, counters, epoch_of};
+use crate::store::start::schema_known;
+
+/// One line.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Line {
+    Header(Header),
+    Meta(Meta),
+    Tally(TallyLine),
+    Start(StartLine),
+    Epoch(EpochLine),
+    Engine(EngineLine),
+    Ticket(TicketLine),
+    End(End),
+}
+
+/// The first line.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Header {
+    format: String,
+    version: u32,
+    schema: u32,
+    pub(super) seq: u64,
+    pub(super) epoch: u64,
+    pub(super) counts: Counts,
+}
+
+/// How many rows of each kind follow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Counts {
+    pub(super) starts: u64,
+    pub(super) epochs: u64,
+    pub(super) engines: u64,
+    pub(super) tickets: u64,
+}
+
+/// The last line.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct End {
+    /// Lines before this one.
+    pub(super) lines: u64,
+    /// CRC-32 (ISO-HDLC) of their bytes, line ends included, in hexadecimal.
+    pub(super) crc32: String,
+}
+
+/// Looks at the first line before anything else is asked of it: a newer form may look otherwise.
+pub(super) fn check_header(line: &[u8]) -> Result<(), CopyError> {
+    #[derive(Deserialize)]
+    struct Any {
+        header: Named,
+    }
+    #[derive(Deserialize)]
+    struct Named {
+        format: String,
+        version: u32,
+        schema: u32,
+    }
+    let Ok(Any { header }) = serde_json::from_slice::<Any>(line) else {
+        return Err(CopyError::Foreign);
+    };
+    if header.format != FORMAT {
+        return Err(CopyError::Foreign);
+    }
+    let newer = |what, found, known| CopyError::Newer { what, found, known };
+    if header.version > FORMAT_VERSION {
+        return Err(newer("version", header.version, FORMAT_VERSION));
+    }
+    if header.schema > schema_known() {
+        return Err(newer("schema", header.schema, schema_known()));
+    }
+    Ok(())
+}
+
+/// Facts of the store.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Meta {
+    term: u64,
+    seq: u64,
+    now_ms: u64,
+    next_issue: u64,
+}
+
+impl Meta {
+    pub(super) const fn put_into(self, image: &mut Image) {
+        image.term = self.term;
+        image.seq = Seq(self.seq);
+        image.now = Timestamp::from_millis(self.now_ms);
+        image.next_issue = self.next_issue;
+    }
+}
+
+/// Counters, in the order of their words.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TallyLine {
+    scopes: Vec<ScopeLine>,
+    leases_ended: Vec<u64>,
+    granted_after_wait: u64,
+    waited_ms: u64,
+    local_bypasses: Vec<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScopeLine {
+    admit: u64,
+    wait: Vec<u64>,
+    bypass: Vec<u64>,
+    cancelled: Vec<u64>,
+}
+
+impl TallyLine {
+    pub(super) fn decoded(&self) -> Result<Tally, RowFault> {
+        let mut tally = Tally {
+            leases_ended: counters(&self.leases_ended)?,
+            granted_after_wait: self.granted_after_wait,
+            waited_millis: self.waited_ms,
+            local_bypasses: counters(&self.local_bypasses)?,
+            ..Tally::default()
+        };
+        if self.scopes.len() > tally.scopes.len() {
+            return Err(RowFault::Range("the number of scopes"));
+        }
+        for (scope, line) in tally.scopes.iter_mut().zip(&self.scopes) {
+            *scope = ScopeTally {
+                admit: line.admit,
+                wait: counters(&line.wait)?,
+                bypass: counters(&line.bypass)?,
+                cancelled: counters(&line.cancelled)?,
+            };
+        }
+        Ok(tally)
+    }
+}
+
+/// A random number as text: readers of JSON round integers above 2^53.
+fn hex(number: u64) -> String {
+    format!("{number:016x}")
+}
+
+fn from_hex(text: &str) -> Result<u64, RowFault> {
+    let number = u64::from_str_radix(text, 16).map_err(|_| RowFault::Range("a random number"))?;
+    // One form only, so that a copy of the copy is the same.
+    (hex(number) == text)
+        .then_some(number)
+        .ok_or(RowFault::Range("a random number"))
+}
+
+fn tokens(count: u64) -> Result<Tokens, RowFault> {
+    Tokens::new(count).ok_or(RowFault::Range("a number of tokens"))
+}
+
+fn lease_id(text: &str) -> Result<LeaseId, RowFault> {
+    LeaseId::parse(text).ok_or(RowFault::Range("a lease id"))
+}
+
+/// A start of the writer.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StartLine {
+    first_issue: u64,
+    salt: String,
+    at_ms: u64,
+}
+
+impl StartLine {
+    pub(super) fn decoded(&self) -> Result<Start, RowFault> {
+        Ok(Start {
+            first_issue: Issue(self.first_issue),
+            salt: from_hex(&self.salt)?,
+            at: Timestamp::from_millis(self.at_ms),
+        })
+    }
+}
+
+/// A generation of the worker set.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EpochLine {
+    epoch: u64,
+    at_ms: u64,
+    cause: CauseLine,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum CauseLine {
+    First,
+    MembersChanged { joined: u32, left: u32 },
+    Restarted(String),
+    WorkerIdChanged(String),
+    Restored,
+}
+
+impl EpochLine {
+    pub(super) fn decoded(self) -> EpochEntry {
+        EpochEntry {
+            epoch: Epoch(self.epoch),
+            at: Timestamp::from_millis(self.at_ms),
+            cause: match self.cause {
+                CauseLine::First => EpochCause::First,
+                CauseLine::MembersChanged { joined, left } => {
+                    EpochCause::MembersChanged { joined, left }
+                }
+                CauseLine::Restarted(engine) => EpochCause::Restarted(EngineId::new(&engine)),
+                CauseLine::WorkerIdChanged(engine) => {
+                    EpochCause::WorkerIdChanged(EngineId::new(&engine))
+                }
+                CauseLine::Restored => EpochCause::Restored,
+            },
+        }
+    }
+}
+
+/// A member as last known.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EngineLine {
+    url: String,
+    role: RoleLine,
+    worker_ids: Vec<String>,
+    seen_healthy: bool,
+    capacity: Option<u64>,
+    start_mark: Option<String>,
+    joined: u64,
+}
+
+impl EngineLine {
+    pub(super) fn decoded(self) -> Result<EngineRow, RowFault> {
+        if !self.worker_ids.is_sorted_by(|one, next| one < next) {
+            return Err(RowFault::Order("a worker id stands twice or out of order"));
+        }
+        Ok(EngineRow {
+            id: EngineId::new(&self.url),
+            role: self.role.into(),
+            worker_ids: self
+                .worker_ids
+                .iter()
+                .map(|id| Arc::from(id.as_str()))
+                .collect::<BTreeSet<_>>(),
+            seen_healthy: self.seen_healthy,
+            capacity: self.capacity.map(tokens).transpose()?,
+            start_mark: match self.start_mark {
+                Some(mark) => Some(StartMark(from_hex(&mark)?)),
+                None => None,
+            },
+            joined: Epoch(self.joined),
+        })
+    }
+}
+
+/// The same words on both sides.
+macro_rules! mirror {
+    ($line:ident is $core:ident { $($word:ident),* $(,)? }) => {
+        #[derive(Clone, Copy, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        enum $line {
+            $($word,)*
+        }
+
+        impl From<$core> for $line {
+            fn from(core: $core) -> Self {
+                match core {
+                    $($core::$word => Self::$word,)*
+                }
+            }
+        }
+
+        impl From<$line> for $core {
+            fn from(line: $line) -> Self {
+                match line {
+                    $($line::$word => Self::$word,)*
+                }
+            }
+        }
+    };
+}
+
+mirror!(RoleLine is Role { Regular, Decode, Prefill, Other });
+mirror!(ScopeWord is Scope { Train, Eval });
+mirror!(ReasonLine is BypassReason {
+    Disabled,
+    OutOfScope,
+    Protected,
+    Degraded,
+    Oversize,
+    QueueFull,
+    Aged,
+});
+
+/// A ticket and how far it has come.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TicketLine {
+    row: u64,
+    id: String,
+    asked: Option<AskedLine>,
+    stage: StageLine,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskedLine {
+    session: String,
+    sent: SentLine,
+    reservation: u64,
+    scope: ScopeWord,
+    ttl_ms: u64,
+    client: Option<String>,
+    request_id: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum SentLine {
+    Parts { prompt: u64, max_new: u64 },
+    Sum(u64),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum StageLine {
+    Waiting {
+        since_ms: u64,
+    },
+    Held {
+        lease: String,
+        epoch: u64,
+        granted_at_ms: u64,
+        waited_ms: Option<u64>,
+        ttl_ms: u64,
+        ends_at_ms: u64,
+        graced: bool,
+    },
+    Ended {
+        at_ms: u64,
+        how: HowLine,
+        lease: Option<String>,
+        since_ms: Option<u64>,
+        waited_ms: u64,
+        epoch: u64,
+    },
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum HowLine {
+    Released,
+    Cancelled,
+    SessionClosed,
+    Expired,
+    Revoked,
+    Dropped,
+    TakenBack,
+    Bypassed(ReasonLine),
+}
+
+impl From<EndHow> for HowLine {
+    fn from(how: EndHow) -> Self {
+        match how {
+            EndHow::Released => Self::Released,
+            EndHow::Cancelled => Self::Cancelled,
+            EndHow::SessionClosed => Self::SessionClosed,
+            EndHow::Expired => Self::Expired,
+            EndHow::Revoked => Self::Revoked,
+            EndHow::Dropped => Self::Dropped,
+            EndHow::TakenBack => Self::TakenBack,
+            EndHow::Bypassed(reason) => Self::Bypassed(reason.into()),
+        }
+    }
+}
+
+impl From<HowLine> for EndHow {
+    fn from(how: HowLine) -> Self {
+        match how {
+            HowLine::Released => Self::Released,
+            HowLine::Cancelled => Self::Cancelled,
+            HowLine::SessionClosed => Self::SessionClosed,
+            HowLine::Expired => Self::Expired,
+            HowLine::Revoked => Self::Revoked,
+            HowLine::Dropped => Self::Dropped,
+            HowLine::TakenBack => Self::TakenBack,
+            HowLine::Bypassed(reason) => Self::Bypassed(reason.into()),
+        }
+    }
+}
+
+impl TicketLine {
+    pub(super) fn decoded(self) -> Result<Ticket, RowFault> {
+        Ok(Ticket {
+            row: RowNo(self.row),
+            id: TicketId::new(&self.id)?,
+            asked: self.asked.map(AskedLine::decoded).transpose()?,
+            stage: self.stage.decoded()?,
+        })
+    }
+}
+
+impl AskedLine {
+    fn decoded(self) -> Result<Asked, RowFault> {
+        let label = |text: Option<String>| text.map(|text| Label::new(&text)).transpose();
+        Ok(Asked {
+            session: SessionId::new(&self.session)?,
+            sent: match self.sent {
+                SentLine::Parts { prompt, max_new } => Sent::Parts {
+                    prompt: tokens(prompt)?,
+                    max_new: tokens(max_new)?,
+                },
+                SentLine::Sum(sum) => Sent::Sum(tokens(sum)?),
+            },
+            terms: Terms {
+                reservation: tokens(self.reservation)?,
+                scope: self.scope.into(),
+                ttl: Span::from_millis(self.ttl_ms),
+                client: label(self.client)?,
+                request_id: label(self.request_id)?,
+            },
+        })
+    }
+}
+
+impl StageLine {
+    fn of(stage: &Stage) -> Self {
+        match stage {
+            Stage::Waiting { since } => Self::Waiting {
+                since_ms: since.millis(),
+            },
+            Stage::Held(lease) => Self::Held {
+                lease: lease.id.to_text(),
+                epoch: lease.epoch.0,
+                granted_at_ms: lease.granted_at.millis(),
+                waited_ms: lease.waited.map(Span::millis),
+                ttl_ms: lease.ttl.millis(),
+                ends_at_ms: lease.ends_at.millis(),
+                graced: lease.graced,
+            },
+            Stage::Ended(ended) => Self::Ended {
+                at_ms: ended.at.millis(),
+                how: ended.how.into(),
+                lease: ended.lease.map(LeaseId::to_text),
+                since_ms: ended.since.map(Timestamp::millis),
+                waited_ms: ended.waited.millis(),
+                epoch: ended.epoch.0,
+            },
+        }
+    }
+
+    fn decoded(self) -> Result<Stage, RowFault> {
+        Ok(match self {
+            Self::Waiting { since_ms } => Stage::Waiting {
+                since: Timestamp::from_millis(since_ms),
+            },
+            Self::Held {
+                lease,
+                epoch,
+                granted_at_ms,
+                waited_ms,
+                ttl_ms,
+                ends_at_ms,
+                graced,
+            } => Stage::Held(Lease {
+                id: lease_id(&lease)?,
+                epoch: Epoch(epoch),
+                granted_at: Timestamp::from_millis(granted_at_ms),
+                waited: waited_ms.map(Span::from_millis),
+                ttl: Span::from_millis(ttl_ms),
+                ends_at: Timestamp::from_millis(ends_at_ms),
+                graced,
+            }),
+            Self::Ended {
+                at_ms,
+                how,
+                lease,
+                since_ms,
+                waited_ms,
+                epoch,
+            } => Stage::Ended(Ended {
+                at: Timestamp::from_millis(at_ms),
+                how: how.into(),
+                lease: lease.as_deref().map(lease_id).transpose()?,
+                since: since_ms.map(Timestamp::from_millis),
+                waited: Span::from_millis(waited_ms),
+                epoch: Epoch(epoch),
+            }),
+        })
+    }
+}
+
+impl Line {
+    pub(super) fn header(image: &Image, counts: Counts) -> Self {
+        Self::Header(Header {
+            format: FORMAT.to_owned(),
+            version: FORMAT_VERSION,
+            schema: schema_known(),
+            seq: image.seq.0,
+            epoch: epoch_of(image).0,
+            counts,
+        })
+    }
+
+    pub(super) const fn meta(image: &Image) -> Self {
+        Self::Meta(Meta {
+            term: image.term,
+            seq: image.seq.0,
+            now_ms: image.now.millis(),
+            next_issue: image.next_issue,
+        })
+    }
+
+    pub(super) fn tally(tally: &Tally) -> Self {
+        let scope = |scope: &ScopeTally| ScopeLine {
+            admit: scope.admit,
+            wait: scope.wait.to_vec(),
+            bypass: scope.bypass.to_vec(),
+            cancelled: scope.cancelled.to_vec(),
+        };
+        Self::Tally(TallyLine {
+            scopes: tally.scopes.iter().map(scope).collect(),
+            leases_ended: tally.leases_ended.to_vec(),
+            granted_after_wait: tally.granted_after_wait,
+            waited_ms: tally.waited_millis,
+            local_bypasses: tally.local_bypasses.to_vec(),
+        })
+    }
+
+    pub(super) fn start(start: &Start) -> Self {
+        Self::Start(StartLine {
+            first_issue: start.first_issue.0,
+            salt: hex(start.salt),
+            at_ms: start.at.millis(),
+        })
+    }
+
+    pub(super) fn epoch(entry: &EpochEntry) -> Self {
+        Self::Epoch(EpochLine {
+            epoch: entry.epoch.0,
+            at_ms: entry.at.millis(),
+            cause: match &entry.cause {
+                EpochCause::First => CauseLine::First,
+                EpochCause::MembersChanged { joined, left } => CauseLine::MembersChanged {
+                    joined: *joined,
+                    left: *left,
+                },
+                EpochCause::Restarted(engine) => CauseLine::Restarted(engine.as_str().to_owned()),
+                EpochCause::WorkerIdChanged(engine) => {
+                    CauseLine::WorkerIdChanged(engine.as_str().to_owned())
+                }
+                EpochCause::Restored => CauseLine::Restored,
+            },
+        })
+    }
+
+    pub(super) fn engine(engine: &EngineRow) -> Self {
+        Self::Engine(EngineLine {
+            url: engine.id.as_str().to_owned(),
+            role: engine.role.into(),
+            worker_ids: engine.worker_ids.iter().map(|id| id.to_string()).collect(),
+            seen_healthy: engine.seen_healthy,
+            capacity: engine.capacity.map(Tokens::get),
+            start_mark: engine.start_mark.map(|mark| hex(mark.0)),
+            joined: engine.joined.0,
+        })
+    }
+
+    pub(super) fn ticket(ticket: &Ticket) -> Self {
+        let label = |label: &Option<Label>| label.as_ref().map(|label| label.as_str().to_owned());
+        Self::Ticket(TicketLine {
+            row: ticket.row.0,
+            id: ticket.id.as_str().to_owned(),
+            asked: ticket.asked.as_ref().map(|asked| AskedLine {
+                session: asked.session.as_str().to_owned(),
+                sent: match asked.sent {
+                    Sent::Parts { prompt, max_new } => SentLine::Parts {
+                        prompt: prompt.get(),
+                        max_new: max_new.get(),
+                    },
+                    Sent::Sum(sum) => SentLine::Sum(sum.get()),
+                },
+                reservation: asked.terms.reservation.get(),
+                scope: asked.terms.scope.into(),
+                ttl_ms: asked.terms.ttl.millis(),
+                client: label(&asked.terms.client),
+                request_id: label(&asked.terms.request_id),
+            }),
+            stage: StageLine::of(&ticket.stage),
+        })
+    }
+
+    pub(super) fn end(lines: u64, sum: u32) -> Self {
+        Self::End(End {
+            lines,
+            crc32: format!("{sum:08x}"),
+        })
+    }
+}

@@ -1,0 +1,585 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use kvgate_core::decision::{BypassReason, EndHow, Scope};
+use kvgate_core::ids::{EngineId, Label, LeaseId, RowNo, Seq, SessionId, TicketId};
+use kvgate_core::reading::{Role, StartMark};
+use kvgate_core::state::{EngineRow, Start};
+use kvgate_core::tally::Tally;
+use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Terms, Ticket};
+use kvgate_core::units::{Span, Tokens};
+use proptest::collection::{btree_map, btree_set, vec};
+use proptest::option;
+use proptest::prelude::*;
+
+use super::*;
+
+fn copy(image: &Image) -> Vec<u8> {
+    CopyPieces::new(image.clone()).flatten().collect()
+}
+
+fn read(bytes: &[u8]) -> Result<Image, CopyError> {
+    read_copy(bytes)
+}
+
+fn text() -> impl Strategy<Value = String> {
+    "[^\\p{Cc}]{1,24}".prop_filter("a path step", |text| text != "." && text != "..")
+}
+
+fn at() -> impl Strategy<Value = Timestamp> {
+    any::<u64>().prop_map(Timestamp::from_millis)
+}
+
+fn span() -> impl Strategy<Value = Span> {
+    any::<u64>().prop_map(Span::from_millis)
+}
+
+fn tokens() -> impl Strategy<Value = Tokens> {
+    (0..=Tokens::MAX.get()).prop_map(|count| Tokens::new(count).unwrap())
+}
+
+fn epoch() -> impl Strategy<Value = Epoch> {
+    any::<u64>().prop_map(Epoch)
+}
+
+fn label() -> impl Strategy<Value = Option<Label>> {
+    option::of(text().prop_map(|text| Label::new(&text).unwrap()))
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    let sent = prop_oneof![
+        (tokens(), tokens()).prop_map(|(prompt, max_new)| Sent::Parts { prompt, max_new }),
+        tokens().prop_map(Sent::Sum),
+    ];
+    let scope = prop_oneof![Just(Scope::Train), Just(Scope::Eval)];
+    (text(), sent, tokens(), scope, span(), label(), label()).prop_map(
+        |(session, sent, reservation, scope, ttl, client, request_id)| Asked {
+            session: SessionId::new(&session).unwrap(),
+            sent,
+            terms: Terms {
+                reservation,
+                scope,
+                ttl,
+                client,
+                request_id,
+            },
+        },
+    )
+}
+
+fn how() -> impl Strategy<Value = EndHow> {
+    let reason = prop::sample::select(BypassReason::ALL.to_vec());
+    prop_oneof![
+        Just(EndHow::Released),
+        Just(EndHow::Cancelled),
+        Just(EndHow::SessionClosed),
+        Just(EndHow::Expired),
+        Just(EndHow::Revoked),
+        Just(EndHow::Dropped),
+        Just(EndHow::TakenBack),
+        reason.prop_map(EndHow::Bypassed),
+    ]
+}
+
+fn lease_id() -> impl Strategy<Value = LeaseId> {
+    (1..1_u64 << 40, any::<u64>()).prop_map(|(issue, salt)| LeaseId {
+        issue: Issue(issue),
+        salt,
+    })
+}
+
+/// A ticket whose row and lease number are put in order later.
+fn ticket() -> impl Strategy<Value = Ticket> {
+    let waiting = at().prop_map(|since| Stage::Waiting { since });
+    let held = (
+        lease_id(),
+        epoch(),
+        at(),
+        option::of(span()),
+        span(),
+        at(),
+        any::<bool>(),
+    )
+        .prop_map(|(id, epoch, granted_at, waited, ttl, ends_at, graced)| {
+            Stage::Held(Lease {
+                id,
+                epoch,
+                granted_at,
+                waited,
+                ttl,
+                ends_at,
+                graced,
+            })
+        });
+    let ended = (
+        at(),
+        how(),
+        option::of(lease_id()),
+        option::of(at()),
+        span(),
+        epoch(),
+    )
+        .prop_map(|(at, how, lease, since, waited, epoch)| {
+            Stage::Ended(Ended {
+                at,
+                how,
+                lease,
+                since,
+                waited,
+                epoch,
+            })
+        });
+    let stage = prop_oneof![waiting, held, ended];
+    (text(), asked(), any::<bool>(), stage).prop_map(|(id, asked, bare, stage)| {
+        let bare = bare && matches!(stage, Stage::Ended(_));
+        Ticket {
+            row: RowNo(0),
+            id: TicketId::new(&id).unwrap(),
+            asked: (!bare).then_some(asked),
+            stage,
+        }
+    })
+}
+
+fn engine() -> impl Strategy<Value = EngineRow> {
+    let role = prop::sample::select(vec![
+        Role::Regular,
+        Role::Decode,
+        Role::Prefill,
+        Role::Other,
+    ]);
+    let mark = option::of(any::<u64>().prop_map(StartMark));
+    (
+        role,
+        btree_set(text(), 0..4),
+        any::<bool>(),
+        option::of(tokens()),
+        mark,
+        epoch(),
+    )
+        .prop_map(
+            |(role, worker_ids, seen_healthy, capacity, start_mark, joined)| EngineRow {
+                id: EngineId::new(""),
+                role,
+                worker_ids: worker_ids
+                    .iter()
+                    .map(|id| Arc::from(id.as_str()))
+                    .collect::<BTreeSet<_>>(),
+                seen_healthy,
+                capacity,
+                start_mark,
+                joined,
+            },
+        )
+}
+
+fn cause() -> impl Strategy<Value = EpochCause> {
+    prop_oneof![
+        Just(EpochCause::First),
+        Just(EpochCause::Restored),
+        (any::<u32>(), any::<u32>())
+            .prop_map(|(joined, left)| EpochCause::MembersChanged { joined, left }),
+        text().prop_map(|url| EpochCause::Restarted(EngineId::new(&url))),
+        text().prop_map(|url| EpochCause::WorkerIdChanged(EngineId::new(&url))),
+    ]
+}
+
+fn tally() -> impl Strategy<Value = Tally> {
+    any::<[u64; 8]>().prop_map(|numbers| {
+        let mut tally = Tally {
+            granted_after_wait: numbers[0],
+            waited_millis: numbers[1],
+            ..Tally::default()
+        };
+        tally.scopes[0].admit = numbers[2];
+        tally.scopes[1].wait[0] = numbers[3];
+        tally.scopes[1].bypass[6] = numbers[4];
+        tally.scopes[0].cancelled[3] = numbers[5];
+        tally.leases_ended[1] = numbers[6];
+        tally.local_bypasses[4] = numbers[7];
+        tally
+    })
+}
+
+/// Any image that a store may hold.
+fn image() -> impl Strategy<Value = Image> {
+    let starts = vec((any::<u64>(), any::<u64>(), at()), 0..4);
+    let head = (4_u64..1 << 50, any::<u64>(), at());
+    (
+        head,
+        starts,
+        btree_map(any::<u64>(), ticket(), 0..12),
+        btree_map(any::<u64>(), (at(), cause()), 0..5),
+        btree_map(text(), engine(), 0..4),
+        tally(),
+    )
+        .prop_map(|(head, mut starts, tickets, epochs, engines, tally)| {
+            starts.sort_by_key(|(first_issue, ..)| *first_issue);
+            let mut tickets: Vec<Ticket> = tickets
+                .into_iter()
+                .map(|(row, ticket)| Ticket {
+                    row: RowNo(row),
+                    ..ticket
+                })
+                .collect();
+            for (number, ticket) in (1_u64 << 41..).zip(&mut tickets) {
+                if let Stage::Held(lease) = &mut ticket.stage {
+                    lease.id.issue = Issue(number);
+                }
+            }
+            Image {
+                term: head.0,
+                seq: Seq(head.1),
+                now: head.2,
+                next_issue: 1 << 42,
+                starts: starts
+                    .into_iter()
+                    .map(|(first_issue, salt, at)| Start {
+                        first_issue: Issue(first_issue),
+                        salt,
+                        at,
+                    })
+                    .collect(),
+                tickets,
+                epochs: epochs
+                    .into_iter()
+                    .map(|(epoch, (at, cause))| EpochEntry {
+                        epoch: Epoch(epoch),
+                        at,
+                        cause,
+                    })
+                    .collect(),
+                engines: engines
+                    .into_iter()
+                    .map(|(url, engine)| EngineRow {
+                        id: EngineId::new(&url),
+                        ..engine
+                    })
+                    .collect(),
+                tally,
+            }
+        })
+}
+
+proptest! {
+    /// DUR2: what a copy is read as is exactly what was written.
+    #[test]
+    fn a_copy_is_read_back_exactly(image in image()) {
+        let bytes = copy(&image);
+        prop_assert!(bytes.ends_with(b"\n"));
+        prop_assert_eq!(read(&bytes).unwrap(), image);
+    }
+
+    /// DUR5: a copy that was cut anywhere is refused, and so is one with any bit turned over.
+    #[test]
+    fn a_cut_or_garbled_copy_is_refused(
+        image in image(),
+        cut in any::<prop::sample::Index>(),
+        bit in 0..8_u8,
+        flipped in any::<prop::sample::Index>(),
+    ) {
+        let bytes = copy(&image);
+        let cut = cut.index(bytes.len());
+        let error = read(&bytes[..cut]).unwrap_err();
+        prop_assert!(matches!(error, CopyError::Truncated(_) | CopyError::Foreign), "{}", error);
+        let mut garbled = bytes.clone();
+        garbled[flipped.index(bytes.len())] ^= 1 << bit;
+        prop_assert!(read(&garbled).is_err());
+    }
+
+    /// ID2, DUR6: a store made from a copy gives out no number that the life before could have given
+    /// out, and neither does one that is made from the same copy a second later.
+    #[test]
+    fn a_restored_image_moves_on(mut image in image(), later in 0..1_000_000_u64) {
+        image.seq.0 %= 1 << 50;
+        image.now = Timestamp::from_millis(image.now.millis() % (1 << 41));
+        image.epochs.retain(|entry| entry.epoch.0 < 1 << 50);
+        image.term %= 1 << 50;
+        let now = image.now.after(Span::from_millis(later));
+        let restored = moved_on(image.clone(), now).unwrap();
+        prop_assert!(restored.seq.0 >= image.seq.0 + (1 << 32));
+        prop_assert!(restored.next_issue >= image.next_issue + (1 << 32));
+        prop_assert!(restored.term >= image.term + 1_000);
+        prop_assert!(epoch_of(&restored).0 >= epoch_of(&image).0 + 1_000);
+        prop_assert_eq!(&restored.epochs.last().unwrap().cause, &EpochCause::Restored);
+        prop_assert_eq!(&restored.tickets, &image.tickets);
+        prop_assert_eq!(check(&restored), Ok(()));
+        let again = moved_on(image, now.after(Span::from_secs(1))).unwrap();
+        prop_assert!(again.seq >= restored.seq);
+        if restored.seq.0 == (now.millis() / 1_000) << 20 {
+            prop_assert!(again.seq.0 >= restored.seq.0 + (1 << 20));
+        }
+    }
+}
+
+/// A small image with one row of each kind.
+fn small() -> Image {
+    let id = LeaseId {
+        issue: Issue(4),
+        salt: 7,
+    };
+    let ticket = |row, stage| Ticket {
+        row: RowNo(row),
+        id: TicketId::new(&format!("t-{row}")).unwrap(),
+        asked: Some(Asked {
+            session: SessionId::new("s").unwrap(),
+            sent: Sent::Sum(Tokens::ZERO),
+            terms: Terms {
+                reservation: Tokens::ZERO,
+                scope: Scope::Train,
+                ttl: Span::from_secs(1),
+                client: None,
+                request_id: None,
+            },
+        }),
+        stage,
+    };
+    Image {
+        term: 1,
+        seq: Seq(9),
+        now: Timestamp::from_millis(5),
+        next_issue: 5,
+        starts: vec![Start {
+            first_issue: Issue(1),
+            salt: 7,
+            at: Timestamp::from_millis(1),
+        }],
+        tickets: vec![
+            ticket(
+                3,
+                Stage::Held(Lease {
+                    id,
+                    epoch: Epoch(1),
+                    granted_at: Timestamp::from_millis(2),
+                    waited: None,
+                    ttl: Span::from_secs(1),
+                    ends_at: Timestamp::from_millis(1_002),
+                    graced: false,
+                }),
+            ),
+            ticket(
+                4,
+                Stage::Waiting {
+                    since: Timestamp::from_millis(3),
+                },
+            ),
+        ],
+        epochs: vec![EpochEntry {
+            epoch: Epoch(1),
+            at: Timestamp::from_millis(1),
+            cause: EpochCause::First,
+        }],
+        engines: Vec::new(),
+        tally: Tally::default(),
+    }
+}
+
+/// The lines of a copy after a change, with a sum that fits them again.
+fn sealed(lines: &[String]) -> Vec<u8> {
+    let mut bytes: Vec<u8> = lines
+        .iter()
+        .flat_map(|line| format!("{line}\n").into_bytes())
+        .collect();
+    let mut sum = Hasher::new();
+    sum.update(&bytes);
+    let end = Line::end(lines.len() as u64, sum.finalize());
+    bytes.extend(serde_json::to_vec(&end).unwrap());
+    bytes.push(b'\n');
+    bytes
+}
+
+fn lines(image: &Image) -> Vec<String> {
+    let text = String::from_utf8(copy(image)).unwrap();
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    assert!(lines.pop().unwrap().starts_with(r#"{"end":"#));
+    lines
+}
+
+/// The refusal of a copy whose lines were changed and sealed again.
+fn refusal(change: impl FnOnce(&mut Vec<String>)) -> String {
+    let mut changed = lines(&small());
+    change(&mut changed);
+    read(&sealed(&changed)).unwrap_err().to_string()
+}
+
+/// DUR5: what a copy must not hold, by the sentence that refuses it.
+#[test]
+fn rows_that_no_store_holds_are_refused() {
+    assert_eq!(read(&sealed(&lines(&small()))).unwrap(), small());
+    let row = |lines: &[String], kind: &str| {
+        let begins = format!("{{\"{kind}\":");
+        lines
+            .iter()
+            .position(|line| line.starts_with(&begins))
+            .unwrap()
+    };
+    let more = |lines: &mut Vec<String>, kind: &str, from: u32, to: u32| {
+        lines[0] = lines[0].replace(&format!("\"{kind}\":{from}"), &format!("\"{kind}\":{to}"));
+    };
+    let twice = |kind: &'static str| {
+        move |lines: &mut Vec<String>| {
+            let at = row(lines, kind);
+            lines.insert(at, lines[at].clone());
+        }
+    };
+    let cases = [
+        (
+            refusal(|lines| {
+                twice("ticket")(lines);
+                more(lines, "tickets", 2, 3);
+            }),
+            "a ticket's row stands twice",
+        ),
+        (
+            refusal(|lines| {
+                twice("epoch")(lines);
+                more(lines, "epochs", 1, 2);
+            }),
+            "an epoch stands twice",
+        ),
+        (
+            refusal(twice("ticket")),
+            "more rows than the first line says",
+        ),
+        (refusal(twice("meta")), "does not stand here"),
+        (refusal(twice("header")), "does not stand here"),
+        (
+            refusal(|lines| {
+                lines.pop();
+            }),
+            "fewer rows than the first line says",
+        ),
+        (
+            refusal(|lines| {
+                let at = row(lines, "tally");
+                lines.remove(at);
+            }),
+            "does not stand here",
+        ),
+        (
+            refusal(|lines| lines.push(r#"{"session":{}}"#.to_owned())),
+            "unknown variant `session`",
+        ),
+        (
+            refusal(|lines| {
+                let at = row(lines, "ticket");
+                lines[at] = lines[at].replace(r#""row""#, r#""hue":1,"row""#);
+            }),
+            "unknown field `hue`",
+        ),
+        (
+            refusal(|lines| {
+                let at = row(lines, "meta");
+                lines[at] = lines[at].replace(r#""next_issue":5"#, r#""next_issue":4"#);
+            }),
+            "still to be given",
+        ),
+        (
+            refusal(|lines| {
+                let at = row(lines, "ticket");
+                lines[at] = lines[at].replace("t-3", &"x".repeat(513));
+            }),
+            "an id is refused",
+        ),
+        (
+            refusal(|lines| {
+                let at = row(lines, "start");
+                lines.insert(at, "x".repeat(9 << 20));
+            }),
+            "longer than any line",
+        ),
+        (
+            refusal(|lines| lines[0] = lines[0].replace(r#""seq":9"#, r#""seq":8"#)),
+            "another seq or epoch",
+        ),
+    ];
+    for (said, expected) in cases {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+}
+
+/// DUR5: what is no copy, and what a newer kvgate wrote, is told apart from damage.
+#[test]
+fn foreign_and_newer_copies_are_told_apart() {
+    for bytes in [
+        &b""[..],
+        b"notes\n",
+        b"{}\n",
+        br#"{"header":{"format":"other","version":1,"schema":1}}"#,
+    ] {
+        let error = read(bytes).unwrap_err();
+        assert!(matches!(error, CopyError::Foreign), "{error}");
+    }
+    for (from, to, what) in [
+        (r#""version":1"#, r#""version":2"#, "version 2"),
+        (r#""schema":1"#, r#""schema":99,"more":true"#, "schema 99"),
+    ] {
+        let mut newer = lines(&small());
+        newer[0] = newer[0].replace(from, to);
+        let error = read(&sealed(&newer)).unwrap_err();
+        assert!(matches!(error, CopyError::Newer { .. }), "{error}");
+        assert!(error.to_string().contains(what), "{error}");
+    }
+    let mut after = copy(&small());
+    after.extend(b"more\n");
+    assert!(read(&after).is_err(), "nothing follows the end");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// A whole store that is written in one go holds exactly the image.
+    #[test]
+    fn a_store_written_in_one_go_holds_the_image(image in image()) {
+        let directory = tempfile::tempdir().unwrap();
+        crate::store::write_new(&crate::store::FsDisk::new(directory.path()), &image).unwrap();
+        let look = crate::store::look(directory.path()).unwrap();
+        prop_assert_eq!(look.image(), &image);
+        prop_assert!(look.clean());
+        let entries = std::fs::read_dir(directory.path()).unwrap().count();
+        prop_assert_eq!(entries, 1, "nothing is left beside it");
+    }
+}
+
+/// What a backup of 100,000 waiting tickets costs, printed: `cargo test --release -- --nocapture
+/// cost_of_a_backup`. The bound only catches a cost that grows with the square.
+#[test]
+fn cost_of_a_backup() {
+    use std::time::Instant;
+    let mut image = small();
+    let model = image.tickets.pop().unwrap();
+    for row in 4..100_000 {
+        image.tickets.push(Ticket {
+            row: RowNo(row),
+            id: TicketId::new(&format!("step-12/session-{row}/attempt-1")).unwrap(),
+            ..model.clone()
+        });
+    }
+    let params = kvgate_core::machine::StartParams {
+        now: image.now,
+        salt: 0,
+        seed: 0,
+        policy: Default::default(),
+        fleet: kvgate_core::capacity::FleetConfig {
+            has_router: true,
+            static_engines: Default::default(),
+        },
+    };
+    let mut memory = kvgate_core::memory::MemoryStore::default();
+    let Ok(started) = kvgate_core::machine::Machine::restore(image, params).commit(&mut memory);
+    let began = Instant::now();
+    let taken = started.machine.image();
+    let clone = began.elapsed();
+    let began = Instant::now();
+    let bytes = copy(&taken);
+    let write = began.elapsed();
+    let began = Instant::now();
+    assert_eq!(read(&bytes).unwrap(), taken);
+    let read = began.elapsed();
+    println!(
+        "{} tickets, {} bytes: picture {clone:?}, text {write:?}, reading {read:?}",
+        taken.tickets.len(),
+        bytes.len()
+    );
+    assert!(clone.as_secs() < 20 && write.as_secs() < 20 && read.as_secs() < 20);
+}
