@@ -7,6 +7,7 @@
     reason = "helpers of tests may fail the test; clippy.toml allows it in test functions only"
 )]
 
+mod api_backup;
 mod api_bad_input;
 mod api_contract;
 mod api_delivery;
