@@ -160,7 +160,7 @@ fn keeps_what_the_reference_store_keeps() {
     let read = read_copy(&copy[..]).unwrap();
     assert_eq!(read, image);
     let second = tempfile::tempdir().unwrap();
-    write_new(second.path(), &read).unwrap();
+    write_new(&kvgate::store::FsDisk::new(second.path()), &read).unwrap();
     look(second.path()).unwrap().verify().unwrap();
     assert_eq!(open(second.path()).unwrap().image, image);
 }

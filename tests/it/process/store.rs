@@ -381,7 +381,7 @@ async fn no_flipped_bit_gives_a_wrong_picture() {
         fs::write(&path, &bytes).unwrap();
         match look(data.path()) {
             Ok(look) => {
-                assert_eq!(look.image, image, "byte {at}");
+                assert_eq!(*look.image(), image, "byte {at}");
                 look.verify().unwrap();
             }
             Err(OfflineError::Store(OpenError::Damaged(..) | OpenError::Foreign(_))) => found += 1,
