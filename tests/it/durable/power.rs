@@ -92,7 +92,7 @@ impl Scenario {
             at()
         );
         // What was opened is durable at once, and opens again, even when the power fails again.
-        if number % 7 == 0 {
+        if number.is_multiple_of(7) {
             let mut durable = Durable::with(files);
             for event in disk.log() {
                 durable.take(&event);
