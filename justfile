@@ -47,6 +47,7 @@ mutants *ARGS:
 nightly CASES="20000":
     PROPTEST_CASES={{ CASES }} cargo test --release --locked -p kvgate-core
     KVGATE_REAL=1 cargo test --release --locked --workspace
+    KVGATE_CHURN=1000000 cargo test --release --locked -p kvgate --test it durable::churn
 
 # everything of docs/ci.md, with its time caps
 ci:

@@ -148,7 +148,7 @@ impl Rows {
     }
 
     /// Inserts or replaces a row.
-    fn put<'k, K: Key + 'static>(
+    pub fn put<'k, K: Key + 'static>(
         &mut self,
         table: &mut Table<'_, K, &'static [u8]>,
         key: impl std::borrow::Borrow<K::SelfType<'k>>,

@@ -425,12 +425,12 @@ fn fill(database: &Database, image: &Image, steps: &[Step]) -> Result<Rows, Comm
         step(&transaction)?;
     }
     let version = u32::try_from(steps.len()).unwrap_or(u32::MAX);
+    let mut rows = Rows::write(&transaction, image)?;
     {
         let mut meta = transaction.open_table(META)?;
-        meta.insert(SCHEMA, version.to_le_bytes().as_slice())?;
-        meta.insert(CLEAN, [1].as_slice())?;
+        rows.put(&mut meta, SCHEMA, SCHEMA.len(), &version.to_le_bytes())?;
+        rows.put(&mut meta, CLEAN, CLEAN.len(), &[1])?;
     }
-    let rows = Rows::write(&transaction, image)?;
     transaction.commit()?;
     Ok(rows)
 }

@@ -428,9 +428,7 @@ impl Durable {
 /// end of the file is lost.
 fn apply(content: &mut Vec<u8>, event: &Event, mut keeps: impl FnMut(usize) -> bool) {
     match event {
-        Event::SetLen(_, len) if keeps(0) => {
-            content.resize(*len, 0);
-        }
+        Event::SetLen(_, len) if keeps(0) => content.resize(*len, 0),
         Event::Write(_, offset, data) => {
             let mut done = 0;
             while done < data.len() {

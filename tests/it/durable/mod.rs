@@ -1,8 +1,10 @@
 //! Nothing lost: the store under power cuts, I/O errors, flipped bits, a full disk and migrations.
 
+mod churn;
 mod disk;
 mod faults;
 mod flips;
+mod golden;
 mod migration;
 mod power;
 mod work;
