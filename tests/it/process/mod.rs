@@ -1,9 +1,12 @@
 //! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
 
 mod burst;
+mod callers;
 mod commands;
 mod kill;
+
 mod stop;
+mod torture;
 
 use kvgate::demo::{FakeFleet, FleetSpec};
 
