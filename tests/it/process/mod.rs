@@ -4,7 +4,7 @@ mod burst;
 mod callers;
 mod commands;
 mod kill;
-
+mod order;
 mod stop;
 mod torture;
 
