@@ -135,6 +135,8 @@ pub struct Caller {
     base: String,
     pub entries: BTreeMap<String, Entry>,
     pub calls: Vec<Call>,
+    /// Tickets that a batch without an answer would change: all of them or none.
+    pub batch: Vec<String>,
 }
 
 /// The process is gone.
@@ -152,6 +154,7 @@ impl Caller {
             base: gate.url("/v1"),
             entries: BTreeMap::new(),
             calls: Vec::new(),
+            batch: Vec::new(),
         }
     }
 
@@ -497,7 +500,12 @@ impl Caller {
             return Ok(());
         }
         let body = json!({"operations": operations});
+        let changed = about
+            .iter()
+            .filter(|ticket| self.entries[*ticket].cut.is_some());
+        self.batch = changed.cloned().collect();
         let (begun, ended, answer) = self.send(self.post("/batch", &body)).await?;
+        self.batch.clear();
         let results = answer.body["results"].as_array().unwrap();
         assert_eq!(results.len(), about.len());
         let mut facts = Vec::new();

@@ -294,6 +294,28 @@ async fn check(gate: &Kvgate, callers: &mut [Caller], seen: &mut Seen, epoch: u6
             }
         }
     }
+    for caller in callers.iter_mut() {
+        let batch = std::mem::take(&mut caller.batch);
+        let happened = batch.iter().map(|ticket| {
+            let acquired = caller.entries[ticket].cut == Some(Cut::Acquire);
+            listed.has(ticket) == acquired
+        });
+        let happened: BTreeSet<bool> = happened.collect();
+        assert!(
+            happened.len() < 2,
+            "a part of a batch is there: {batch:?} (DUR1)"
+        );
+        if batch.len() > 1 {
+            seen.count(&format!(
+                "batch cut, {}",
+                if happened.contains(&true) {
+                    "there"
+                } else {
+                    "not there"
+                }
+            ));
+        }
+    }
     for (ticket, (lease, _)) in &listed.held {
         assert!(
             known.contains(ticket),
