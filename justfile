@@ -43,11 +43,16 @@ bench *ARGS:
 mutants *ARGS:
     cargo mutants --package kvgate-core {{ ARGS }}
 
-# the long runs: many more random cases, on release code
-nightly CASES="20000":
+# plants known bugs in a copy of the tree; a named test must fail for each
+sabotage *WORDS:
+    python3 tests/sabotage.py {{ WORDS }}
+
+# the long runs: many more random cases and kills, on release code
+nightly CASES="20000" ROUNDS="200":
     PROPTEST_CASES={{ CASES }} cargo test --release --locked -p kvgate-core
-    KVGATE_REAL=1 cargo test --release --locked --workspace
+    KVGATE_REAL=1 KVGATE_TORTURE_ROUNDS={{ ROUNDS }} cargo test --release --locked --workspace
     KVGATE_CHURN=1000000 cargo test --release --locked -p kvgate --test it durable::churn
+    cargo bench --bench restart
 
 # everything of docs/ci.md, with its time caps
 ci:

@@ -1,10 +1,13 @@
 //! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
 
 mod burst;
+mod callers;
 mod commands;
 mod kill;
+mod order;
 mod stop;
 mod store;
+mod torture;
 
 use kvgate::demo::{FakeFleet, FleetSpec};
 

@@ -46,6 +46,13 @@ pub fn command(arguments: &[&str]) -> Command {
 impl Kvgate {
     /// Starts `kvgate serve` on any free port and waits until it is ready.
     pub fn serve(data: &Path, arguments: &[&str]) -> Self {
+        let mut gate = Self::begin(data, arguments);
+        gate.wait_for_log("ready");
+        gate
+    }
+
+    /// Starts `kvgate serve` on any free port and waits until it listens; it is not ready then.
+    pub fn begin(data: &Path, arguments: &[&str]) -> Self {
         let data = data.to_str().unwrap();
         let mut all = vec![
             "serve",
@@ -57,9 +64,7 @@ impl Kvgate {
             "json",
         ];
         all.extend(arguments);
-        let mut gate = Self::start(&all);
-        gate.wait_for_log("ready");
-        gate
+        Self::start(&all)
     }
 
     /// Starts a command that listens, and waits until it does.

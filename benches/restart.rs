@@ -1,0 +1,172 @@
+//! Time to ready after kill -9 with a full store: 50,000 leases and 50,000 waiting tickets.
+//!
+//! `cargo bench --bench restart`. The time runs from the start of the process to its word `ready`,
+//! so it holds the opening of the store with its repair, the load and the first reading round. The
+//! goal is 2 s. Afterwards all leases and places must be there.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a program that prints its measurements and stops at what should not happen"
+)]
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kvgate::demo::{FakeFleet, FleetSpec};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+/// Leases, and as many waiting tickets.
+const EACH: u64 = 50_000;
+const TOKENS: u64 = 9;
+/// Operations of one batch.
+const BATCH: u64 = 1_000;
+const GOAL: Duration = Duration::from_secs(2);
+
+fn main() {
+    // `cargo test --benches` runs this too: a look whether it works is enough there.
+    let quick = !std::env::args().any(|argument| argument == "--bench");
+    let (each, starts) = if quick { (1_000, 1) } else { (EACH, 7) };
+    rustls::crypto::ring::default_provider()
+        .install_default()
+        .unwrap();
+    Runtime::new().unwrap().block_on(run(each, starts));
+}
+
+async fn run(each: u64, starts: usize) {
+    // The ceiling is 90 % of this pool: exactly the leases.
+    let fleet = FakeFleet::start(FleetSpec::uniform(1, each * TOKENS / 9 * 10))
+        .await
+        .unwrap();
+    let data = tempfile::tempdir_in(".").unwrap();
+    let (mut server, empty) = Server::start(data.path(), &fleet.engine_url(0));
+    let began = Instant::now();
+    for first in (0..each * 2).step_by(usize::try_from(BATCH).unwrap()) {
+        server
+            .fill(first, if first < each { "admit" } else { "wait" })
+            .await;
+    }
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    println!(
+        "load {}; an empty store was ready after {:.3} s; filled with {each} leases and {each} waiting tickets in {:.1} s",
+        load.split(' ').take(3).collect::<Vec<_>>().join(" "),
+        empty.as_secs_f64(),
+        began.elapsed().as_secs_f64()
+    );
+    let mut times = Vec::new();
+    for _ in 0..starts {
+        server.kill();
+        let size = std::fs::read_dir(data.path())
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().metadata().ok())
+            .map(|file| file.len())
+            .max();
+        let (next, ready) = Server::start(data.path(), &fleet.engine_url(0));
+        server = next;
+        let state = server.state().await;
+        assert_eq!(state["leases"]["count"], each);
+        assert_eq!(state["queue"]["waiting"], each);
+        assert_eq!(state["budget"]["reserved"], each * TOKENS);
+        println!(
+            "kill -9, then ready after {:.3} s (file {:.1} MiB)",
+            ready.as_secs_f64(),
+            size.unwrap_or(0) as f64 / f64::from(1 << 20)
+        );
+        times.push(ready);
+    }
+    times.sort();
+    let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
+    println!(
+        "median {:.3} s, worst {:.3} s of {starts} starts; goal {:.0} s: {}",
+        median.as_secs_f64(),
+        worst.as_secs_f64(),
+        GOAL.as_secs_f64(),
+        if worst <= GOAL { "met" } else { "missed" }
+    );
+}
+
+/// A server in a process of its own. Killed when dropped.
+struct Server {
+    child: Child,
+    base: String,
+    http: reqwest::Client,
+}
+
+impl Server {
+    /// Also says how long it took to be ready.
+    fn start(data: &Path, engine: &str) -> (Self, Duration) {
+        let began = Instant::now();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kvgate"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--program-admission"])
+            .args(["--admission-max-wait-s", "3600", "--claim-grace-s", "60"])
+            .args(["--log-format", "json", "--engine", engine, "--data"])
+            .arg(data)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut base = None;
+        for line in lines.by_ref() {
+            let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            let fields = &line["fields"];
+            if fields["message"] == "listening" {
+                base = fields["address"].as_str().map(|it| format!("http://{it}"));
+            }
+            if fields["message"] == "ready" {
+                break;
+            }
+        }
+        let ready = began.elapsed();
+        std::thread::spawn(move || lines.for_each(drop));
+        let server = Self {
+            child,
+            base: base.expect("kvgate listens before it is ready"),
+            http: reqwest::Client::new(),
+        };
+        (server, ready)
+    }
+
+    /// One batch of new tickets that must all be told `action`.
+    async fn fill(&self, first: u64, action: &str) {
+        let operations: Vec<Value> = (first..first + BATCH)
+            .map(|number| {
+                json!({
+                    "op": "acquire", "ticket_id": format!("run-1/step-12/ticket-{number:08}"),
+                    "session_id": format!("session-{:06}", number / 8),
+                    "reservation_tokens": TOKENS, "request_id": format!("rid-{number:012}"),
+                    "client": "rollout-3", "ttl_s": 3_600,
+                })
+            })
+            .collect();
+        let request = self.http.post(format!("{}/v1/batch", self.base));
+        let answer = request.json(&json!({"operations": operations})).send();
+        let answer: Value = answer.await.unwrap().json().await.unwrap();
+        for result in answer["results"].as_array().unwrap() {
+            assert_eq!(result["body"]["action"], action, "{result}");
+        }
+    }
+
+    async fn state(&self) -> Value {
+        let answer = self.http.get(format!("{}/v1/state", self.base)).send();
+        answer.await.unwrap().json().await.unwrap()
+    }
+
+    /// SIGKILL: no chance to write anything more.
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

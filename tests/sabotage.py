@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Plants known bugs, one at a time, and shows that a named test fails for each.
+
+Works in a copy of the tree below the target folder, never in place. A bug is a list of replacements, each of
+which must find its text exactly once; so a bug that no longer applies is a failure and not a success. The named
+tests must pass without any bug first.
+
+    python3 tests/sabotage.py            all bugs
+    python3 tests/sabotage.py seq grace  those whose name contains one of the words
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COPY = ROOT / "target" / "sabotage" / "tree"
+BUILD = ROOT / "target" / "sabotage" / "build"
+
+SCENARIOS = ("-p", "kvgate-core", "--test", "scenarios")
+PROCESS = ("-p", "kvgate", "--test", "it")
+INSIDE = ("-p", "kvgate", "--lib")
+
+TORTURE = (PROCESS, "process::torture::every_acknowledged_promise_survives_any_kill")
+KILL = (PROCESS, "process::kill::a_kill_loses_nothing_that_was_answered")
+ORDER = (PROCESS, "process::order::the_numbers_of_changes_explain_every_answer")
+
+# What is wrong, the replacements (file, text, text), and the test that fails.
+BUGS = [
+    (
+        "a small turn is answered before it is on disk",
+        [("crates/core/src/batch.rs", "        if !self.records.is_empty() {\n            store", "        if self.records.len() > 2 {\n            store")],
+        TORTURE,
+    ),
+    (
+        "commits are not synced (Durability::None)",
+        [
+            (
+                "src/store/redb.rs",
+                "        transaction.set_durability(Durability::Immediate)?;\n        let buffer",
+                "        transaction.set_durability(Durability::None)?;\n        let buffer",
+            )
+        ],
+        TORTURE,
+    ),
+    (
+        "a repeated acquire is charged again",
+        [
+            (
+                "crates/core/src/turn.rs",
+                "            Stage::Held(_) | Stage::Ended(_) => {\n                let answer = self.told_again(&known, Some(&acquire));",
+                "            Stage::Held(_) => self.acquire_new(tag, acquire, None),\n            Stage::Ended(_) => {\n"
+                "                let answer = self.told_again(&known, Some(&acquire));",
+            )
+        ],
+        (SCENARIOS, "tickets::tic1_again_while_held"),
+    ),
+    (
+        "the restart grace is given at every start",
+        [("crates/core/src/machine.rs", "if !lease.graced && lease.ends_at < least", "if lease.ends_at < least")],
+        (SCENARIOS, "leases::lea4_the_grace_is_given_once"),
+    ),
+    (
+        "the life of a lease begins anew at a start",
+        [
+            (
+                "crates/core/src/machine.rs",
+                "lease.ends_at = lease.ends_at.min(now.after(lease.ttl));",
+                "lease.ends_at = now.after(lease.ttl);",
+            )
+        ],
+        (SCENARIOS, "leases::lea4_ends_after_a_restart"),
+    ),
+    (
+        "the numbers of changes begin anew at a start",
+        [("crates/core/src/state.rs", "            seq: image.seq,", "            seq: Seq(0),")],
+        (SCENARIOS, "durable::dur2_the_same_after_a_restart"),
+    ),
+    (
+        "lease ids begin anew at a start",
+        [("crates/core/src/state.rs", "next_issue: image.next_issue.max(1),", "next_issue: 1,")],
+        (SCENARIOS, "ids::id2_issue_numbers_outlive_their_tickets"),
+    ),
+    (
+        "a start loses every waiter but the head",
+        [
+            (
+                "crates/core/src/state.rs",
+                "            state.put(ticket);\n        }\n        (state, image.engines)",
+                "            if state.queue.len() == 0 || !matches!(ticket.stage, Stage::Waiting { .. }) {\n"
+                "                state.put(ticket);\n            }\n        }\n        (state, image.engines)",
+            )
+        ],
+        KILL,
+    ),
+    (
+        "a start forgets what was released and cancelled",
+        [
+            (
+                "crates/core/src/state.rs",
+                "            state.put(ticket);\n        }\n        (state, image.engines)",
+                "            if !matches!(ticket.stage, Stage::Ended(_)) {\n"
+                "                state.put(ticket);\n            }\n        }\n        (state, image.engines)",
+            )
+        ],
+        TORTURE,
+    ),
+    (
+        "grants on their way are not counted at a start",
+        [("crates/core/src/machine.rs", "        self.state.tally.with_admits_of(&self.in_flight)", "        self.state.tally.clone()")],
+        (SCENARIOS, "leases::cnt1_unclaimed_grants_over_a_restart"),
+    ),
+    (
+        "an old lease id releases the newer lease of its ticket",
+        [
+            (
+                "crates/core/src/turn.rs",
+                "        let Some(ticket) = self.machine.state.lease(id).cloned() else {\n"
+                "            let gone = self.machine.unknown_lease(id);\n            return self.reply(tag, None, Reply::Release(Err(gone)));",
+                "        let state = &self.machine.state;\n"
+                "        let Some(ticket) = state.lease(id).and_then(|old| state.ticket(&old.id)).cloned() else {\n"
+                "            let gone = self.machine.unknown_lease(id);\n            return self.reply(tag, None, Reply::Release(Err(gone)));",
+            ),
+            (
+                "crates/core/src/turn.rs",
+                "        if let Some(former) = former {\n            self.forget_now(&former);\n        }",
+                "        if let Some(former) = former.filter(|former| former.issue().is_none()) {\n"
+                "            self.forget_now(&former);\n        }",
+            ),
+        ],
+        (SCENARIOS, "tickets::tic6_release"),
+    ),
+    (
+        "a request that can never fit waits",
+        [
+            (
+                "crates/core/src/decide.rs",
+                "        (reservation > self.measure.full_ceiling).then_some(BypassReason::Oversize)",
+                "        (reservation == Tokens::MAX).then_some(BypassReason::Oversize)",
+            )
+        ],
+        (SCENARIOS, "decision::dec1_oversize"),
+    ),
+    (
+        "a small request overtakes the line",
+        [
+            (
+                "crates/core/src/decide.rs",
+                "        let blocked = if self.waiting > 0 {",
+                "        let blocked = if self.waiting > 0 && request.reservation.get() > 1_000 {",
+            )
+        ],
+        ORDER,
+    ),
+    (
+        "a release has the number of the change before it",
+        [
+            (
+                "crates/core/src/turn.rs",
+                "                let seq = self.next_seq();\n                // Whoever gives back",
+                "                let seq = self.machine.state.seq;\n                // Whoever gives back",
+            )
+        ],
+        ORDER,
+    ),
+    (
+        "a grant to a waiter is not charged against the next",
+        [
+            (
+                "crates/core/src/decide.rs",
+                "            .is_some_and(|sum| sum <= self.measure.ceiling);",
+                "            .is_some_and(|_| self.reserved < self.measure.ceiling);",
+            )
+        ],
+        ORDER,
+    ),
+    (
+        "deadlines follow the wall clock",
+        [
+            (
+                "src/clock.rs",
+                "        self.base.after(Span::from_millis(elapsed))",
+                "        let _ = elapsed;\n        wall_now()",
+            )
+        ],
+        (INSIDE, "clock::tests::tim1_the_line_is_never_below_the_stored_time"),
+    ),
+]
+
+
+def tree():
+    """Every file that belongs to the tree, committed or not."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE,
+    ).stdout.decode()
+    return [name for name in names.split("\0") if name and (ROOT / name).is_file()]
+
+
+def copy():
+    """Brings the copy to the state of the tree; what is the same keeps its time, so that builds are reused."""
+    names = tree()
+    for name in names:
+        source, target = ROOT / name, COPY / name
+        if not target.is_file() or target.read_bytes() != source.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    wanted = set(names)
+    for target in list(COPY.rglob("*")):
+        if target.is_file() and str(target.relative_to(COPY)) not in wanted:
+            target.unlink()
+
+
+def test(where, names):
+    """Runs exactly these tests; gives back the status and the output."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
+    environment.update(CARGO_TARGET_DIR=str(BUILD), CARGO_INCREMENTAL="1", RUST_BACKTRACE="0")
+    ran = subprocess.run(
+        ["cargo", "test", "--locked", *where, "--", "--exact", *names],
+        cwd=COPY, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )
+    return ran.returncode, ran.stdout.decode(errors="replace")
+
+
+def plant(changes):
+    """Applies a bug to the copy, or says why it does not apply."""
+    for name, old, new in changes:
+        path = COPY / name
+        text = path.read_text()
+        if text.count(old) != 1:
+            return f"`{old.strip().splitlines()[0]}` stands {text.count(old)} times in {name}"
+        path.write_text(text.replace(old, new))
+    return None
+
+
+def why(output):
+    """The first line of what the test had to say."""
+    lines = output.splitlines()
+    for number, line in enumerate(lines):
+        if "panicked at" in line and number + 1 < len(lines):
+            return lines[number + 1].strip()
+    return ""
+
+
+def main():
+    words = sys.argv[1:]
+    bugs = [bug for bug in BUGS if not words or any(word in bug[0] for word in words)]
+    copy()
+    wanted = {}
+    for _, _, (where, name) in bugs:
+        wanted.setdefault(where, set()).add(name)
+    for where, names in wanted.items():
+        status, output = test(where, sorted(names))
+        if status != 0 or f"{len(names)} passed" not in output:
+            print(output[-4000:])
+            sys.exit(f"without any bug, {', '.join(sorted(names))} must pass")
+    rows, missed = [], 0
+    for bug, changes, (where, name) in bugs:
+        copy()
+        began = time.monotonic()
+        fault = plant(changes)
+        if fault is None:
+            status, output = test(where, [name])
+            caught = status != 0 and f"test {name} ... FAILED" in output
+            if not caught:
+                fault = "the test passed" if status == 0 else "it does not compile:\n" + output[-2000:]
+        missed += fault is not None
+        verdict = "caught" if fault is None else f"MISSED: {fault}"
+        rows.append(f"| {bug} | `{name}` | {verdict} |")
+        said = why(output)[:160] if fault is None else ""
+        print(f"{verdict}: {bug} ({time.monotonic() - began:.0f} s) {said}", flush=True)
+    copy()
+    print("\n| planted bug | test | verdict |\n|---|---|---|")
+    print("\n".join(rows))
+    print(f"\n{len(bugs) - missed} of {len(bugs)} planted bugs caught")
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()
