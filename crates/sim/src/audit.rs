@@ -114,6 +114,8 @@ pub(crate) struct Audit {
     away: BTreeMap<TicketId, Timestamp>,
     /// Bypasses that live in memory only, and since when.
     immediate: BTreeMap<TicketId, Timestamp>,
+    /// Bypasses out of the line that were cancelled in this turn: its answers may be of before.
+    marked: BTreeSet<TicketId>,
     seq: Seq,
     now: Timestamp,
     next_issue: u64,
@@ -121,6 +123,8 @@ pub(crate) struct Audit {
     tally: Tally,
     hold: Option<Hold>,
     last_turn: Timestamp,
+    /// Up to here finished tickets were forgotten by age.
+    forgot_at: Timestamp,
     last_pause: Option<Timestamp>,
     fresh: bool,
     /// Up to here the service could do nothing: what comes late is counted from here.
@@ -139,7 +143,9 @@ pub(crate) struct Audit {
 }
 
 fn sum(counters: &[u64]) -> u64 {
-    counters.iter().fold(0, |sum, more| sum.saturating_add(*more))
+    counters
+        .iter()
+        .fold(0, |sum, more| sum.saturating_add(*more))
 }
 
 fn reservation(ticket: &Ticket) -> Tokens {
@@ -387,7 +393,9 @@ impl Audit {
                     self.waiters_bypassed += 1;
                     self.count(bypass_name(reason));
                     self.count(end_name(ended.how));
-                    if reason == BypassReason::Aged && let Some(turn) = turn {
+                    if reason == BypassReason::Aged
+                        && let Some(turn) = turn
+                    {
                         self.aged_in_time(*since, turn)?;
                     }
                 }
@@ -420,7 +428,10 @@ impl Audit {
                 hold!("I3", same, "{:?} ended another lease", ticket.id);
                 self.lease_ended(row, ended.how, before.id)?;
             }
-            (Some(Stage::Ended(_)), Stage::Ended(ended)) => {
+            (Some(Stage::Ended(before)), Stage::Ended(ended)) => {
+                if matches!(before.how, EndHow::Bypassed(_)) {
+                    self.marked.insert(ticket.id.clone());
+                }
                 hold!(
                     "I3",
                     ended.how == EndHow::Cancelled,
@@ -444,7 +455,10 @@ impl Audit {
                     self.waiting.remove(&row);
                 }
                 Stage::Held(lease) => {
-                    let end = self.renewed.remove(&row).map_or(lease.ends_at, |(end, _)| end);
+                    let end = self
+                        .renewed
+                        .remove(&row)
+                        .map_or(lease.ends_at, |(end, _)| end);
                     self.ends.remove(&(end, row));
                     self.reserved = self
                         .reserved
@@ -480,7 +494,11 @@ impl Audit {
         from_line: bool,
     ) -> Held {
         self.granted += 1;
-        self.count(if from_line { "grant from the line" } else { "grant at once" });
+        self.count(if from_line {
+            "grant from the line"
+        } else {
+            "grant at once"
+        });
         if let Some(row) = self.leases.insert(lease, ticket.row) {
             return broken("I8", format!("lease {lease} was given to {row:?} before"));
         }
@@ -572,10 +590,13 @@ impl Audit {
         self.count(end_name(how));
         match how {
             EndHow::Expired => {
-                let kept = self.tickets.get(&row).and_then(|ticket| match &ticket.stage {
-                    Stage::Held(lease) => Some(lease.ends_at),
-                    Stage::Waiting { .. } | Stage::Ended(_) => None,
-                });
+                let kept = self
+                    .tickets
+                    .get(&row)
+                    .and_then(|ticket| match &ticket.stage {
+                        Stage::Held(lease) => Some(lease.ends_at),
+                        Stage::Waiting { .. } | Stage::Ended(_) => None,
+                    });
                 let end = self.renewed.get(&row).map(|(end, _)| *end).or(kept);
                 let Some(end) = end else {
                     return broken("I7", format!("{lease} expired without an end"));
@@ -607,7 +628,9 @@ impl Audit {
     fn accounts(&self) -> Held {
         let scopes = &self.tally.scopes;
         let add = |of: &dyn Fn(&kvgate_core::tally::ScopeTally) -> u64| {
-            scopes.iter().fold(0_u64, |all, scope| all.saturating_add(of(scope)))
+            scopes
+                .iter()
+                .fold(0_u64, |all, scope| all.saturating_add(of(scope)))
         };
         let waits = add(&|scope| sum(&scope.wait));
         hold!(
@@ -651,7 +674,12 @@ impl Audit {
                 Effect::Decided { seq, .. } => Some(*seq),
             };
             if let Some(seq) = seq {
-                hold!("I10", seq <= self.seq, "{seq:?} was told, kept is {:?}", self.seq);
+                hold!(
+                    "I10",
+                    seq <= self.seq,
+                    "{seq:?} was told, kept is {:?}",
+                    self.seq
+                );
                 hold!("I8", seq > before, "{seq:?} was told again");
             }
             match effect {
@@ -705,17 +733,19 @@ impl Audit {
     }
 
     fn bypassed(&mut self, answer: &Answer, reason: BypassReason, now: Timestamp) {
-        let from_line = self
-            .live(&answer.ticket)
-            .is_some_and(|ticket| matches!(&ticket.stage, Stage::Ended(ended)
-                if matches!(ended.how, EndHow::Bypassed(_)) && now.since(ended.at) < FINISHED_FOR));
+        let from_line = self.marked.contains(&answer.ticket)
+            || self.live(&answer.ticket).is_some_and(|ticket| {
+                matches!(&ticket.stage, Stage::Ended(ended)
+                if matches!(ended.how, EndHow::Bypassed(_))
+                    && self.forgot_at.since(ended.at) < FINISHED_FOR)
+            });
         if from_line || answer.repeated {
             return;
         }
         let known = self
             .immediate
             .get(&answer.ticket)
-            .is_some_and(|at| now.since(*at) < FINISHED_FOR);
+            .is_some_and(|at| self.forgot_at.since(*at) < FINISHED_FOR);
         if !known {
             self.bypassed_at_once += 1;
             self.count(bypass_name(reason));
@@ -742,7 +772,9 @@ impl Audit {
         match &answer.outcome {
             Outcome::Admit { lease, .. } => {
                 let row = self.leases.get(lease);
-                let of = row.and_then(|row| self.tickets.get(row)).map(|ticket| &ticket.id);
+                let of = row
+                    .and_then(|row| self.tickets.get(row))
+                    .map(|ticket| &ticket.id);
                 hold!(
                     "I10",
                     of == Some(&answer.ticket),
@@ -789,10 +821,12 @@ impl Audit {
 
     /// A release was answered as done.
     pub(crate) fn told_released(&self, lease: LeaseId) -> Held {
-        let row = self.leases.get(&lease).and_then(|row| self.tickets.get(row));
-        let holds = row.is_some_and(
-            |ticket| matches!(&ticket.stage, Stage::Held(held) if held.id == lease),
-        );
+        let row = self
+            .leases
+            .get(&lease)
+            .and_then(|row| self.tickets.get(row));
+        let holds = row
+            .is_some_and(|ticket| matches!(&ticket.stage, Stage::Held(held) if held.id == lease));
         hold!("I10", !holds, "{lease} was told as released and is held");
         Ok(())
     }
@@ -835,7 +869,7 @@ impl Audit {
     // ---- after a turn ------------------------------------------------------------------------------
 
     /// What must hold between two turns.
-    pub(crate) fn at_rest(&self, view: &View) -> Held {
+    pub(crate) fn at_rest(&mut self, view: &View) -> Held {
         hold!(
             "I1",
             view.reserved == Tokens::clamped(self.reserved) && view.leases == self.held,
@@ -853,6 +887,8 @@ impl Audit {
             view.waiting
         );
         let judged_at = self.judged_at();
+        self.forgot_at = judged_at;
+        self.marked.clear();
         if let Some((end, row)) = self.ends.first() {
             hold!(
                 "I7",
@@ -886,7 +922,11 @@ impl Audit {
         let late = Span::from_secs(5);
         if let Some((_, since)) = self.renewed.values().min_by_key(|(_, since)| *since) {
             let waited = self.last_turn.since((*since).max(self.blocked_until));
-            hold!("I9", waited <= late, "a renewal was not kept for {waited:?}");
+            hold!(
+                "I9",
+                waited <= late,
+                "a renewal was not kept for {waited:?}"
+            );
         }
         Ok(())
     }
@@ -907,7 +947,10 @@ impl Audit {
             };
             let same = match (&own.stage, &ticket.stage) {
                 (Stage::Held(own), Stage::Held(live)) => {
-                    let end = self.renewed.get(&ticket.row).map_or(own.ends_at, |(end, _)| *end);
+                    let end = self
+                        .renewed
+                        .get(&ticket.row)
+                        .map_or(own.ends_at, |(end, _)| *end);
                     own.id == live.id && live.ends_at == end
                 }
                 (own, live) => own == live,
@@ -918,8 +961,10 @@ impl Audit {
         let old = self
             .tickets
             .values()
-            .filter(|ticket| matches!(&ticket.stage, Stage::Ended(ended)
-                if self.last_turn.since(ended.at) >= FINISHED_FOR))
+            .filter(|ticket| {
+                matches!(&ticket.stage, Stage::Ended(ended)
+                if self.last_turn.since(ended.at) >= FINISHED_FOR)
+            })
             .count();
         hold!("I9", forgotten <= old, "{forgotten} rows are missing");
         self.same_numbers(kept)
@@ -963,6 +1008,7 @@ impl Audit {
             }
         }
         self.immediate.clear();
+        self.marked.clear();
         let bypassed = self
             .tally
             .scopes
@@ -1053,7 +1099,11 @@ impl Audit {
             kept.tickets.len(),
             self.tickets.len()
         );
-        hold!("I9", kept.tally == self.tally, "other counters after a start");
+        hold!(
+            "I9",
+            kept.tally == self.tally,
+            "other counters after a start"
+        );
         self.same_numbers(kept)?;
         self.hold = Some(Hold {
             judged_at: now,
@@ -1063,6 +1113,7 @@ impl Audit {
         });
         self.blocked(now);
         self.last_turn = now;
+        self.forgot_at = now;
         self.last_pause = None;
         self.fresh = true;
         self.round_tokens = 0;
@@ -1075,7 +1126,10 @@ impl Audit {
             }
         }
         for (lease, row) in &self.leases {
-            if matches!(self.tickets.get(row).map(|ticket| &ticket.stage), Some(Stage::Held(_))) {
+            if matches!(
+                self.tickets.get(row).map(|ticket| &ticket.stage),
+                Some(Stage::Held(_))
+            ) {
                 self.claimed.insert(*lease);
             }
         }

@@ -146,7 +146,9 @@ impl Caller {
             }
             Phase::Working(lease, until) if now >= until => self.release(lease, dice, out),
             Phase::Working(lease, until) => {
-                let ttl = dice.one_in(6).then(|| Span::from_millis(dice.between(1_000, 90_000)));
+                let ttl = dice
+                    .one_in(6)
+                    .then(|| Span::from_millis(dice.between(1_000, 90_000)));
                 out.push(Wish::Send(Call::Renew(lease, ttl), 0));
                 let next = self.renew_after(until.saturating_sub(now), dice);
                 self.go(Phase::Working(lease, until), next, out);
@@ -208,7 +210,11 @@ impl Caller {
             ticket,
             session,
             sent,
-            scope: if dice.one_in(8) { Scope::Eval } else { Scope::Train },
+            scope: if dice.one_in(8) {
+                Scope::Eval
+            } else {
+                Scope::Train
+            },
             protected: dice.one_in(50),
             ttl: Span::from_millis(dice.between(1_000, 90_000)),
             client: None,
@@ -276,7 +282,10 @@ impl Caller {
     }
 
     fn renew_after(&self, left: u64, dice: &mut Dice) -> u64 {
-        let ttl = self.asked.as_ref().map_or(1_000, |asked| asked.ttl.millis());
+        let ttl = self
+            .asked
+            .as_ref()
+            .map_or(1_000, |asked| asked.ttl.millis());
         // One that is too busy renews too late.
         let third = if dice.one_in(15) { ttl * 2 } else { ttl / 3 };
         third.max(300).min(left)
@@ -362,7 +371,10 @@ impl Caller {
 
     fn asks(&self, ticket: &TicketId) -> bool {
         self.phase == Phase::Asking
-            && self.asked.as_ref().is_some_and(|asked| asked.ticket == *ticket)
+            && self
+                .asked
+                .as_ref()
+                .is_some_and(|asked| asked.ticket == *ticket)
     }
 
     fn answered(

@@ -75,7 +75,10 @@ impl World {
             static_engines: if self.has_router {
                 BTreeSet::new()
             } else {
-                self.engines.iter().map(|engine| engine.id.clone()).collect()
+                self.engines
+                    .iter()
+                    .map(|engine| engine.id.clone())
+                    .collect()
             },
         }
     }

@@ -86,11 +86,19 @@ enum Message {
 /// What will happen.
 #[derive(Clone, Debug)]
 enum Event {
-    Arrive { caller: usize, life: u64, call: Call },
+    Arrive {
+        caller: usize,
+        life: u64,
+        call: Call,
+    },
     EndWait(u64, CallNo),
     Broken(CallNo),
     Written(u64, CallNo, Told),
-    Reach { caller: usize, life: u64, told: Told },
+    Reach {
+        caller: usize,
+        life: u64,
+        told: Told,
+    },
     Wake(usize, u64),
     Signal(u64, Command),
     PollBegin(u64),
@@ -672,9 +680,10 @@ impl Run {
         }
         let answers: Vec<&Answer> = match &told {
             Told::Answer(answer) => vec![answer],
-            Told::Watched(results) => {
-                results.iter().filter_map(|(_, answer)| answer.as_ref()).collect()
-            }
+            Told::Watched(results) => results
+                .iter()
+                .filter_map(|(_, answer)| answer.as_ref())
+                .collect(),
             _ => Vec::new(),
         };
         let deliveries: Vec<_> = answers.into_iter().filter_map(delivery).collect();
@@ -683,8 +692,12 @@ impl Run {
         let whole = connection.is_some() && !broke;
         let denied = self.plan.planted == Some(PlantedFault::DeniesDelivery);
         for delivery in deliveries {
-            self.audit.count(if whole { "delivered" } else { "undelivered" });
-            if denied && whole && let Some(lease) = delivery.lease {
+            self.audit
+                .count(if whole { "delivered" } else { "undelivered" });
+            if denied
+                && whole
+                && let Some(lease) = delivery.lease
+            {
                 self.audit.claimed(lease);
             }
             let command = if whole && !denied {
@@ -1031,13 +1044,13 @@ impl Run {
             }
             Call::Watch(tickets, _) => (Command::Watch(tickets), Answerer::Watch(call)),
             Call::Release(lease) => (Command::Release(lease), Answerer::Release(call, lease)),
-            Call::Renew(lease, ttl) => (
-                Command::Renew { lease, ttl },
-                Answerer::Renew(call, lease),
-            ),
-            Call::Cancel(ticket) => {
-                (Command::Cancel(ticket.clone()), Answerer::Cancel(call, ticket))
+            Call::Renew(lease, ttl) => {
+                (Command::Renew { lease, ttl }, Answerer::Renew(call, lease))
             }
+            Call::Cancel(ticket) => (
+                Command::Cancel(ticket.clone()),
+                Answerer::Cancel(call, ticket),
+            ),
         };
         turn.handle(command);
         answerers.push(answerer);
@@ -1107,7 +1120,8 @@ impl Run {
                 Effect::Decided { answer, .. } => {
                     self.learn(&answer);
                     let open = &self.open;
-                    self.shell.decided(&answer, &|call| open.contains_key(&call));
+                    self.shell
+                        .decided(&answer, &|call| open.contains_key(&call));
                 }
                 Effect::Parked { tag, .. } => {
                     if let Some(Answerer::Acquire(call, ticket)) =

@@ -4,7 +4,10 @@ use kvgate_sim::run::Plan;
 
 #[test]
 fn the_promises_hold_on_every_seed() {
-    let seeds: u64 = std::env::var("KVGATE_SIM_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(300);
+    let seeds: u64 = std::env::var("KVGATE_SIM_SEEDS")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(300);
     let mut all = Summary::default();
     let begun = std::time::Instant::now();
     for seed in 0..seeds {
