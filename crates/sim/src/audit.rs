@@ -114,7 +114,9 @@ pub(crate) struct Audit {
     away: BTreeMap<TicketId, Timestamp>,
     /// Bypasses that live in memory only, and since when.
     immediate: BTreeMap<TicketId, Timestamp>,
-    /// Bypasses out of the line that were cancelled in this turn: its answers may be of before.
+    /// First enqueues that a dropped ticket, or one whose grant was taken back, brings back (TIC3).
+    clocks: BTreeMap<TicketId, Timestamp>,
+    /// Bypasses of earlier turns that were cancelled in this turn: its answers may be of before.
     marked: BTreeSet<TicketId>,
     seq: Seq,
     now: Timestamp,
@@ -192,6 +194,18 @@ impl Audit {
     /// The service stood still up to now: nothing that is late by that is late.
     pub(crate) fn blocked(&mut self, until: Timestamp) {
         self.blocked_until = self.blocked_until.max(until);
+    }
+
+    /// Who waits.
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = &TicketId> {
+        self.waiting
+            .iter()
+            .filter_map(|row| Some(&self.tickets.get(row)?.id))
+    }
+
+    /// `since`, or the time at which the service could act again.
+    pub(crate) fn not_blocked(&self, since: Timestamp) -> Timestamp {
+        since.max(self.blocked_until)
     }
 
     // ---- the time by which deadlines are judged ------------------------------------------------
@@ -273,6 +287,7 @@ impl Audit {
                 other => self.other(other)?,
             }
         }
+        self.clocks.clear();
         for id in touched {
             let rows = self.rows.get(&id).map_or(0, BTreeSet::len);
             hold!("I2", rows <= 1, "{id:?} has {rows} rows");
@@ -333,6 +348,9 @@ impl Audit {
             "{:?} was forgotten too early",
             ticket
         );
+        if let (EndHow::Dropped | EndHow::TakenBack, Some(since)) = (ended.how, ended.since) {
+            self.clocks.insert(ticket.id.clone(), since);
+        }
         if let Some(rows) = self.rows.get_mut(&ticket.id) {
             rows.remove(&row);
             if rows.is_empty() {
@@ -363,7 +381,15 @@ impl Audit {
             );
         }
         match (old.as_ref().map(|old| &old.stage), &ticket.stage) {
-            (None, Stage::Waiting { .. }) => {
+            (None, Stage::Waiting { since }) => {
+                if let Some(first) = self.clocks.get(&ticket.id) {
+                    hold!(
+                        "I6",
+                        first == since,
+                        "{:?} came back and its time began again",
+                        ticket.id
+                    );
+                }
                 let last = self.waiting.last().copied();
                 hold!("I4", last < Some(row), "{row:?} stands before {last:?}");
                 self.created += 1;
@@ -481,7 +507,9 @@ impl Audit {
             }
             Stage::Ended(_) => {}
         }
-        self.immediate.remove(&ticket.id);
+        if self.immediate.remove(&ticket.id).is_some() {
+            self.marked.insert(ticket.id.clone());
+        }
         self.rows.entry(ticket.id.clone()).or_default().insert(row);
         self.tickets.insert(row, ticket);
     }

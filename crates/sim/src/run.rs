@@ -106,6 +106,8 @@ enum Event {
     World,
     Operator,
     Kill,
+    /// The process ends between a commit and its answers.
+    Cut(u64),
     Stop,
     Freeze,
     End,
@@ -173,14 +175,19 @@ struct Run {
     reattach: bool,
     open: BTreeMap<CallNo, Connection>,
     frozen_until: u64,
+    /// A commit took until then.
+    slow_until: u64,
     last_turn: u64,
     tick: u64,
     turns: u64,
     idle_turns: u64,
     sight: Option<Sight>,
     audit: Audit,
+    kills: bool,
     ended: bool,
     leases: Vec<LeaseId>,
+    /// Waiters without an open connection, and since when.
+    alone: BTreeMap<TicketId, Timestamp>,
     events_kept: usize,
     events_seen: VecDeque<String>,
 }
@@ -273,14 +280,17 @@ impl Run {
             reattach: false,
             open: BTreeMap::new(),
             frozen_until: 0,
+            slow_until: 0,
             last_turn: BEGIN,
             tick: dice.pick(&[200, 500, 900], 900),
             turns: 0,
             idle_turns: 0,
             sight: None,
             audit: Audit::default(),
+            kills: false,
             ended: false,
             leases: Vec::new(),
+            alone: BTreeMap::new(),
             events_kept,
             events_seen: VecDeque::new(),
             dice,
@@ -297,7 +307,8 @@ impl Run {
         self.plan_in(1_000, Event::World);
         let at = self.dice.between(5_000, 60_000);
         self.plan_in(at, Event::Operator);
-        if !self.dice.one_in(4) {
+        self.kills = !self.dice.one_in(4);
+        if self.kills {
             let at = self.dice.between(5_000, 120_000);
             self.plan_in(at, Event::Kill);
             let at = self.dice.between(10_000, 400_000);
@@ -312,6 +323,11 @@ impl Run {
             let next = self.events.first_key_value().map(|((at, _), _)| *at);
             if self.ended && due.min(next.unwrap_or(due)) > quiet_at {
                 self.now = quiet_at;
+                if !matches!(self.process, Process::Serving(_)) {
+                    // In the middle of a commit: its end is at hand.
+                    quiet_at += 1_000;
+                    continue;
+                }
                 if forgotten || !self.at_the_end()? {
                     return Ok(());
                 }
@@ -480,6 +496,11 @@ impl Run {
                 self.frozen_until = self.now + span;
                 let after = self.dice.between(15_000, 200_000);
                 self.plan_in(after, Event::Freeze);
+            }
+            Event::Cut(boot) => {
+                if boot == self.boot && matches!(self.process, Process::Committing(..)) {
+                    self.crash();
+                }
             }
             Event::Operator | Event::Kill | Event::Stop | Event::Freeze => {}
             Event::End => self.end(),
@@ -740,6 +761,10 @@ impl Run {
     /// The process ends where it stands; the image stays.
     fn crash(&mut self) {
         self.note(|| "the process is gone".to_owned());
+        if matches!(self.process, Process::Committing(..)) {
+            self.audit.count("gone between commit and answer");
+        }
+        self.alone.clear();
         let downtime = if self.dice.one_in(12) {
             self.dice.between(60_000, 300_000)
         } else {
@@ -820,6 +845,7 @@ impl Run {
             }
             StoreFault::Failed => {
                 self.audit.count("store failure");
+                self.alone.clear();
                 self.note(|| "the store failed".to_owned());
                 self.boot += 1;
                 let after = self.dice.pick(&[100, 100, 400, 3_000], 100);
@@ -851,6 +877,10 @@ impl Run {
         self.turns += 1;
         let deadline = machine.next_deadline();
         let gap = self.now - self.last_turn;
+        let excused = self.frozen_until > self.last_turn || self.slow_until > self.last_turn;
+        if gap > 1_000 && !excused {
+            return broken("I7", format!("the writer slept for {gap} ms"));
+        }
         self.last_turn = self.now;
         let held_before = self.audit.holds();
         self.audit.turn_begins(now);
@@ -916,6 +946,7 @@ impl Run {
         self.judge(&committed, &answerers, &seen, seq_before)?;
         if !last {
             self.audit.at_rest(&view)?;
+            self.nobody_stays_in_line_alone(now, view.policy.claim_grace)?;
         }
         if self.turns.is_multiple_of(64) {
             self.audit.live_state(&committed.machine.kept())?;
@@ -941,7 +972,42 @@ impl Run {
             answerers,
             last,
         });
-        self.process = Process::Committing(self.now + takes, done);
+        if takes > 1 && self.kills && !self.ended && self.net.one_in(500) {
+            let after = self.net.between(1, takes - 1);
+            self.plan_in(after, Event::Cut(self.boot));
+        }
+        self.slow_until = self.now + takes;
+        self.process = Process::Committing(self.slow_until, done);
+        Ok(())
+    }
+
+    /// I6: a waiter without an open connection leaves within the claim grace and a turn (TIC3).
+    fn nobody_stays_in_line_alone(&mut self, now: Timestamp, grace: Span) -> Held {
+        let mut alone = BTreeMap::new();
+        for ticket in self.audit.waiters() {
+            let present = self
+                .shell
+                .calls_of(ticket)
+                .any(|call| self.open.contains_key(&call));
+            if !present {
+                let since = self.alone.get(ticket).copied().unwrap_or(now);
+                alone.insert(ticket.clone(), since);
+            }
+        }
+        self.alone = alone;
+        if self.audit.holds() {
+            return Ok(());
+        }
+        let second = Span::from_secs(1);
+        for (ticket, since) in &self.alone {
+            let until = self.audit.not_blocked(*since).after(grace).after(second);
+            if now > until {
+                return broken(
+                    "I6",
+                    format!("{ticket:?} is in line and alone since {since:?}"),
+                );
+            }
+        }
         Ok(())
     }
 
@@ -1039,10 +1105,16 @@ impl Run {
     ) {
         let (command, answerer) = match asked {
             Call::Acquire(acquire, _) => {
+                self.alone.remove(&acquire.ticket);
                 let ticket = acquire.ticket.clone();
                 (Command::Acquire(acquire), Answerer::Acquire(call, ticket))
             }
-            Call::Watch(tickets, _) => (Command::Watch(tickets), Answerer::Watch(call)),
+            Call::Watch(tickets, _) => {
+                for ticket in &tickets {
+                    self.alone.remove(ticket);
+                }
+                (Command::Watch(tickets), Answerer::Watch(call))
+            }
             Call::Release(lease) => (Command::Release(lease), Answerer::Release(call, lease)),
             Call::Renew(lease, ttl) => {
                 (Command::Renew { lease, ttl }, Answerer::Renew(call, lease))

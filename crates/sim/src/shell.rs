@@ -58,6 +58,11 @@ impl Shell {
         self.by_ticket.contains_key(ticket)
     }
 
+    /// The open calls that wait for the ticket.
+    pub(crate) fn calls_of(&self, ticket: &TicketId) -> impl Iterator<Item = CallNo> {
+        self.by_ticket.get(ticket).into_iter().flatten().copied()
+    }
+
     pub(crate) fn tickets(&self) -> Vec<TicketId> {
         self.by_ticket.keys().cloned().collect()
     }
