@@ -1,0 +1,1273 @@
+//! One deterministic run of the whole: callers, connections, the gate around the core, its store,
+//! a fleet, an operator, and what goes wrong between them. One seed decides everything.
+//!
+//! Time is virtual, in milliseconds. The order of events is their time, then the order in which
+//! they were planned. After every turn the books are judged by [`crate::audit`].
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kvgate_core::batch::Committed;
+use kvgate_core::capacity::FleetConfig;
+use kvgate_core::command::Command;
+use kvgate_core::decision::EndHow;
+use kvgate_core::effect::{Answer, Effect, Outcome, Reply};
+use kvgate_core::ids::{LeaseId, Seq, TicketId};
+use kvgate_core::machine::{Machine, StartParams};
+use kvgate_core::policy::{AdmissionScope, Policy};
+use kvgate_core::reading::Round;
+use kvgate_core::tally::LocalBypass;
+use kvgate_core::turn::Turn;
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
+
+use crate::audit::{Audit, Held, Sight, TurnSeen, Violation, broken};
+use crate::callers::{Call, Caller, Manner, Told, Wish};
+use crate::dice::Dice;
+use crate::faults::{FaultOdds, FaultyStore, Planted, StoreFault};
+use crate::readings::World;
+use crate::report::{Failure, Summary};
+use crate::shell::{CallNo, Shell, delivery};
+
+/// The model time at which every run begins.
+const BEGIN: u64 = 1_800_000_000_000;
+
+/// Time after the last caller is gone, by which everything must have ended.
+const QUIET: u64 = 160_000;
+
+/// Time after that, by which every finished ticket must be forgotten.
+const FORGET: u64 = 640_000;
+
+/// Steps of one run; beyond them it has lost its way.
+const STEPS_MAX: u64 = 400_000;
+
+/// What a run is made from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Decides everything.
+    pub seed: u64,
+    /// A fault that no honest gate has, for tests of the judge.
+    pub planted: Option<PlantedFault>,
+}
+
+impl Plan {
+    /// An honest run.
+    #[must_use]
+    pub const fn honest(seed: u64) -> Self {
+        Self {
+            seed,
+            planted: None,
+        }
+    }
+}
+
+/// Where a fault is planted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PlantedFault {
+    /// In the store.
+    Store(Planted),
+    /// The writer does not look at deadlines and sleeps until something arrives.
+    NoDeadlines,
+    /// The gate forgets to say that a caller went away.
+    LosesGone,
+    /// The gate writes every answer and tells the core that it was not written.
+    DeniesDelivery,
+}
+
+/// What stands in the writer's inbox.
+#[derive(Clone, Debug)]
+enum Message {
+    Call(CallNo, Call),
+    EndWait(CallNo),
+    Gone(CallNo),
+    Signal(Command),
+    Round(Round),
+    Stop,
+}
+
+/// What will happen.
+#[derive(Clone, Debug)]
+enum Event {
+    Arrive {
+        caller: usize,
+        life: u64,
+        call: Call,
+    },
+    EndWait(u64, CallNo),
+    Broken(CallNo),
+    Written(u64, CallNo, Told),
+    Reach {
+        caller: usize,
+        life: u64,
+        told: Told,
+    },
+    Wake(usize, u64),
+    Signal(u64, Command),
+    PollBegin(u64),
+    PollEnd(u64, Timestamp),
+    World,
+    Operator,
+    Kill,
+    /// The process ends between a commit and its answers.
+    Cut(u64),
+    Stop,
+    Freeze,
+    End,
+}
+
+/// Who gets the answer to a command of the turn.
+#[derive(Clone, Debug)]
+enum Answerer {
+    Acquire(CallNo, TicketId),
+    Watch(CallNo),
+    Leave(CallNo),
+    Reloaded(TicketId),
+    Release(CallNo, LeaseId),
+    Renew(CallNo, LeaseId),
+    Cancel(CallNo, TicketId),
+    Nobody,
+}
+
+#[derive(Debug)]
+struct Done {
+    committed: Committed,
+    answerers: Vec<Option<Answerer>>,
+    last: bool,
+}
+
+#[derive(Debug)]
+enum Process {
+    Serving(Box<Machine>),
+    Committing(u64, Box<Done>),
+    /// The store failed; it is opened again at this time.
+    Reopening(u64),
+    Down(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Connection {
+    caller: usize,
+    life: u64,
+}
+
+struct Run {
+    plan: Plan,
+    now: u64,
+    /// The gate's line minus model time.
+    offset: i128,
+    wall_shift: i128,
+    dice: Dice,
+    net: Dice,
+    events: BTreeMap<(u64, u64), Event>,
+    planned: u64,
+    calls: u64,
+    callers: Vec<Caller>,
+    lives: Vec<u64>,
+    manner: Manner,
+    world: World,
+    fleet: FleetConfig,
+    policy: Policy,
+    store: FaultyStore,
+    odds: FaultOdds,
+    process: Process,
+    boot: u64,
+    shell: Shell,
+    inbox: Vec<Message>,
+    late_ends: Vec<CallNo>,
+    reattach: bool,
+    open: BTreeMap<CallNo, Connection>,
+    frozen_until: u64,
+    /// A commit took until then.
+    slow_until: u64,
+    last_turn: u64,
+    tick: u64,
+    turns: u64,
+    idle_turns: u64,
+    sight: Option<Sight>,
+    audit: Audit,
+    kills: bool,
+    ended: bool,
+    leases: Vec<LeaseId>,
+    /// Waiters without an open connection, and since when.
+    alone: BTreeMap<TicketId, Timestamp>,
+    events_kept: usize,
+    events_seen: VecDeque<String>,
+}
+
+/// Runs one seed, and keeps the last `events` events for the report of a failure.
+///
+/// # Errors
+/// The first invariant that did not hold.
+pub fn run(plan: Plan, events: usize) -> Result<Summary, Box<Failure>> {
+    let mut run = Run::new(plan, events);
+    match run.go() {
+        Ok(()) => Ok(Summary {
+            seeds: 1,
+            turns: run.turns,
+            millis: run.now - BEGIN,
+            counts: run.audit.counts,
+        }),
+        Err(violation) => Err(Box::new(Failure {
+            seed: plan.seed,
+            violation,
+            at: run.now - BEGIN,
+            events: run.events_seen.into(),
+        })),
+    }
+}
+
+fn millis(line: i128) -> u64 {
+    u64::try_from(line).unwrap_or(0)
+}
+
+impl Run {
+    fn new(plan: Plan, events_kept: usize) -> Self {
+        let mut dice = Dice::new(plan.seed, 2);
+        let world = World::new(&mut dice);
+        let policy = Policy {
+            program_admission: true,
+            max_wait: Span::from_secs(dice.pick(&[0, 3, 10, 30, 60], 30)),
+            max_waiting: dice.pick(&[2, 5, 100_000], 100_000),
+            claim_grace: Span::from_secs(dice.pick(&[2, 5, 10], 10)),
+            scope: if dice.one_in(3) {
+                AdmissionScope::All
+            } else {
+                AdmissionScope::Train
+            },
+            ..Policy::default()
+        };
+        // Half of the runs have an honest disk.
+        let odds = if dice.one_in(2) {
+            FaultOdds {
+                fails_unkept: dice.between(150, 1_500),
+                fails_kept: dice.between(150, 1_500),
+                crashes_unkept: dice.between(300, 2_500),
+                crashes_kept: dice.between(300, 2_500),
+            }
+        } else {
+            FaultOdds::default()
+        };
+        let planted = match plan.planted {
+            Some(PlantedFault::Store(planted)) => Some(planted),
+            _ => None,
+        };
+        let count = usize::try_from(dice.between(3, 14)).unwrap_or(3);
+        Self {
+            plan,
+            now: BEGIN,
+            offset: 0,
+            wall_shift: 0,
+            net: Dice::new(plan.seed, 3),
+            events: BTreeMap::new(),
+            planned: 0,
+            calls: 0,
+            callers: (0_u64..).take(count).map(Caller::new).collect(),
+            lives: vec![0; count],
+            manner: Manner {
+                tokens: dice.between(300, 4_000),
+                work: dice.pick(&[2_000, 10_000, 40_000], 10_000),
+                think: dice.pick(&[500, 5_000, 20_000], 5_000),
+                dies: dice.between(10, 60),
+            },
+            fleet: world.config(),
+            world,
+            policy,
+            store: FaultyStore::new(plan.seed, odds, planted),
+            odds,
+            process: Process::Down(BEGIN),
+            boot: 0,
+            shell: Shell::default(),
+            inbox: Vec::new(),
+            late_ends: Vec::new(),
+            reattach: false,
+            open: BTreeMap::new(),
+            frozen_until: 0,
+            slow_until: 0,
+            last_turn: BEGIN,
+            tick: dice.pick(&[200, 500, 900], 900),
+            turns: 0,
+            idle_turns: 0,
+            sight: None,
+            audit: Audit::default(),
+            kills: false,
+            ended: false,
+            leases: Vec::new(),
+            alone: BTreeMap::new(),
+            events_kept,
+            events_seen: VecDeque::new(),
+            dice,
+        }
+    }
+
+    fn go(&mut self) -> Held {
+        let length = self.dice.between(120, 900) * 1_000;
+        self.plan_in(length, Event::End);
+        for n in 0..self.callers.len() {
+            let at = self.dice.between(0, 8_000);
+            self.plan_in(at, Event::Wake(n, 0));
+        }
+        self.plan_in(1_000, Event::World);
+        let at = self.dice.between(5_000, 60_000);
+        self.plan_in(at, Event::Operator);
+        self.kills = !self.dice.one_in(4);
+        if self.kills {
+            let at = self.dice.between(5_000, 120_000);
+            self.plan_in(at, Event::Kill);
+            let at = self.dice.between(10_000, 400_000);
+            self.plan_in(at, Event::Stop);
+        }
+        let at = self.dice.between(10_000, 150_000);
+        self.plan_in(at, Event::Freeze);
+        let mut quiet_at = BEGIN + length + QUIET;
+        let mut forgotten = false;
+        for _ in 0..STEPS_MAX {
+            let due = self.due();
+            let next = self.events.first_key_value().map(|((at, _), _)| *at);
+            if self.ended && due.min(next.unwrap_or(due)) > quiet_at {
+                self.now = quiet_at;
+                if !matches!(self.process, Process::Serving(_)) {
+                    // In the middle of a commit: its end is at hand.
+                    quiet_at += 1_000;
+                    continue;
+                }
+                if forgotten || !self.at_the_end()? {
+                    return Ok(());
+                }
+                forgotten = true;
+                quiet_at += FORGET;
+                continue;
+            }
+            match next {
+                Some(at) if at < due => {
+                    self.now = self.now.max(at);
+                    if let Some((_, event)) = self.events.pop_first() {
+                        self.happens(event)?;
+                    }
+                }
+                _ => {
+                    self.now = self.now.max(due);
+                    self.writer()?;
+                }
+            }
+        }
+        broken("I7", format!("{STEPS_MAX} steps and no end"))
+    }
+
+    /// Says whether the run goes on until everything is forgotten.
+    fn at_the_end(&mut self) -> Result<bool, Violation> {
+        let Process::Serving(machine) = &self.process else {
+            broken("I11", "the gate does not serve at the end".to_owned())?;
+            return Ok(false);
+        };
+        self.audit.at_the_end(&machine.view())?;
+        let kept = machine.kept();
+        self.audit.live_state(&kept)?;
+        if self.now > BEGIN + FORGET && kept.tickets.is_empty() {
+            self.audit.count("everything forgotten");
+        }
+        Ok(self.plan.seed.is_multiple_of(8))
+    }
+
+    // ---- helpers -----------------------------------------------------------------------------
+
+    fn plan_in(&mut self, after: u64, event: Event) {
+        self.planned += 1;
+        self.events.insert((self.now + after, self.planned), event);
+    }
+
+    fn note(&mut self, words: impl FnOnce() -> String) {
+        if self.events_kept == 0 {
+            return;
+        }
+        if self.events_seen.len() == self.events_kept {
+            self.events_seen.pop_front();
+        }
+        let line = format!("{:>9} {}", self.now - BEGIN, words());
+        self.events_seen.push_back(line);
+    }
+
+    /// Now, on the gate's own line (TIM1).
+    fn line(&self) -> Timestamp {
+        Timestamp::from_millis(millis(i128::from(self.now) + self.offset))
+    }
+
+    /// When the writer does something next.
+    fn due(&self) -> u64 {
+        let due = match &self.process {
+            Process::Serving(machine) => {
+                let waits = self.inbox.is_empty()
+                    && self.shell.follow_ups.is_empty()
+                    && self.late_ends.is_empty()
+                    && !self.reattach;
+                if !waits {
+                    self.now
+                } else if self.plan.planted == Some(PlantedFault::NoDeadlines) {
+                    self.last_turn + 60_000
+                } else {
+                    let deadline = machine
+                        .next_deadline()
+                        .map_or(u64::MAX, |at| millis(i128::from(at.millis()) - self.offset));
+                    deadline.min(self.last_turn + self.tick)
+                }
+            }
+            Process::Committing(until, _) | Process::Reopening(until) | Process::Down(until) => {
+                *until
+            }
+        };
+        match &self.process {
+            Process::Down(_) => due,
+            _ => due.max(self.frozen_until),
+        }
+    }
+
+    // ---- events ------------------------------------------------------------------------------
+
+    fn happens(&mut self, event: Event) -> Held {
+        match event {
+            Event::Wake(n, step) => self.wake(n, step),
+            Event::Arrive { caller, life, call } => self.arrive(caller, life, call),
+            Event::Reach { caller, life, told } => self.reach(caller, life, &told),
+            Event::Written(boot, call, told) => self.written(boot, call, told),
+            Event::Broken(call) => {
+                if self.open.remove(&call).is_some() && !self.lost_gone() {
+                    self.note(|| format!("connection of call {call} is gone"));
+                    self.inbox.push(Message::Gone(call));
+                }
+            }
+            Event::EndWait(boot, call) => {
+                if boot == self.boot {
+                    self.inbox.push(Message::EndWait(call));
+                }
+            }
+            Event::Signal(boot, command) => {
+                if boot == self.boot {
+                    self.inbox.push(Message::Signal(command));
+                }
+            }
+            Event::PollBegin(boot) if boot == self.boot => {
+                if self.now < self.frozen_until {
+                    let after = self.frozen_until - self.now;
+                    self.plan_in(after, Event::PollBegin(boot));
+                } else {
+                    let takes = if self.net.one_in(30) {
+                        self.net.between(200, 2_000)
+                    } else {
+                        self.net.between(3, 60)
+                    };
+                    let began_at = self.line();
+                    self.plan_in(takes, Event::PollEnd(boot, began_at));
+                    self.plan_in(1_000.max(takes), Event::PollBegin(boot));
+                }
+            }
+            Event::PollEnd(boot, began_at) if boot == self.boot => {
+                if self.now < self.frozen_until {
+                    let after = self.frozen_until - self.now;
+                    self.plan_in(after, Event::PollEnd(boot, began_at));
+                } else {
+                    let round = self.world.round(self.now, began_at, &mut self.net);
+                    self.inbox.push(Message::Round(round));
+                }
+            }
+            Event::PollBegin(_) | Event::PollEnd(..) => {}
+            Event::World => {
+                if let Some(what) = self.world.change(self.now, &mut self.dice) {
+                    self.audit.count(what);
+                    self.note(|| what.to_owned());
+                }
+                let after = self.dice.between(1_000, 25_000);
+                self.plan_in(after, Event::World);
+            }
+            Event::Operator if !self.ended => self.operate(),
+            Event::Kill if !self.ended => {
+                self.audit.count("killed");
+                self.crash();
+                let after = self.dice.between(20_000, 240_000);
+                self.plan_in(after, Event::Kill);
+            }
+            Event::Stop if !self.ended => {
+                if matches!(self.process, Process::Serving(_)) {
+                    self.inbox.push(Message::Stop);
+                }
+                let after = self.dice.between(60_000, 500_000);
+                self.plan_in(after, Event::Stop);
+            }
+            Event::Freeze if !self.ended => {
+                let span = self.dice.pick(&[300, 1_200, 4_000, 12_000, 40_000], 1_200);
+                self.audit.count("frozen");
+                self.note(|| format!("frozen for {span} ms"));
+                self.frozen_until = self.now + span;
+                let after = self.dice.between(15_000, 200_000);
+                self.plan_in(after, Event::Freeze);
+            }
+            Event::Cut(boot) => {
+                if boot == self.boot && matches!(self.process, Process::Committing(..)) {
+                    self.crash();
+                }
+            }
+            Event::Operator | Event::Kill | Event::Stop | Event::Freeze => {}
+            Event::End => self.end(),
+        }
+        Ok(())
+    }
+
+    fn lost_gone(&self) -> bool {
+        self.plan.planted == Some(PlantedFault::LosesGone)
+    }
+
+    /// All clients are gone, and nothing goes wrong from here on.
+    fn end(&mut self) {
+        self.note(|| "all callers are gone".to_owned());
+        self.ended = true;
+        self.odds = FaultOdds::default();
+        self.store.set_odds(self.odds);
+        self.world.calm_down();
+        self.frozen_until = self.frozen_until.min(self.now + 1_000);
+        if let Process::Down(until) | Process::Reopening(until) = &mut self.process {
+            *until = self.now + 500;
+        }
+        for caller in &mut self.callers {
+            caller.retire();
+        }
+        let calls: Vec<CallNo> = self.open.keys().copied().collect();
+        for call in calls {
+            let after = self.net.between(0, 200);
+            self.plan_in(after, Event::Broken(call));
+        }
+    }
+
+    fn operate(&mut self) {
+        let after = self.dice.between(10_000, 150_000);
+        self.plan_in(after, Event::Operator);
+        let command = match self.dice.between(1, 6) {
+            1 => {
+                let count = self.leases.len();
+                let last = u64::try_from(count).unwrap_or(0).saturating_sub(1);
+                let n = usize::try_from(self.dice.between(0, last)).unwrap_or(0);
+                let Some(lease) = self.leases.get(n).copied() else {
+                    return;
+                };
+                self.audit.count("revocation asked");
+                Command::Revoke(lease)
+            }
+            2 => Command::LocalBypasses(vec![(LocalBypass::Timeout, 2)]),
+            _ => {
+                let usual = self.policy.clone();
+                let mut policy = usual.clone();
+                match self.dice.between(1, 6) {
+                    1 => policy.paused = !usual.paused,
+                    2 => policy.headroom = Ppm::clamped(self.dice.pick(&[500_000, 900_000], 1)),
+                    3 => {
+                        policy.max_wait = Span::from_secs(self.dice.pick(&[0, 3, 10, 30, 60], 30));
+                    }
+                    4 => {
+                        policy.expected_decode_cap =
+                            self.dice.one_in(2).then(|| Tokens::clamped(100));
+                    }
+                    5 => policy.program_admission = !usual.program_admission,
+                    _ => policy.max_waiting = self.dice.pick(&[2, 5, 100_000], 5),
+                }
+                self.audit.count("settings changed");
+                self.note(|| format!("settings {policy:?}"));
+                // Nothing stays off for long.
+                if policy.paused || !policy.program_admission {
+                    let on = Policy {
+                        paused: false,
+                        program_admission: true,
+                        ..policy.clone()
+                    };
+                    let after = self.dice.between(500, 20_000);
+                    self.plan_in(after, Event::Signal(self.boot, Command::Configure(on)));
+                }
+                Command::Configure(policy)
+            }
+        };
+        self.inbox.push(Message::Signal(command));
+    }
+
+    // ---- callers and the network ---------------------------------------------------------------
+
+    fn wake(&mut self, n: usize, step: u64) {
+        let mut wishes = Vec::new();
+        if let Some(caller) = self.callers.get_mut(n) {
+            caller.wake(step, self.now, self.manner, &mut self.dice, &mut wishes);
+        }
+        self.grant_wishes(n, wishes);
+    }
+
+    fn reach(&mut self, n: usize, life: u64, told: &Told) {
+        if self.lives.get(n) != Some(&life) {
+            return;
+        }
+        let mut wishes = Vec::new();
+        if let Some(caller) = self.callers.get_mut(n) {
+            caller.told(told, self.now, self.manner, &mut self.dice, &mut wishes);
+        }
+        self.grant_wishes(n, wishes);
+    }
+
+    fn grant_wishes(&mut self, n: usize, wishes: Vec<Wish>) {
+        for wish in wishes {
+            let life = self.lives.get(n).copied().unwrap_or(0);
+            match wish {
+                Wish::Wake(after, step) => self.plan_in(after, Event::Wake(n, step)),
+                Wish::Note(what) => {
+                    self.audit.count(what);
+                    self.note(|| format!("caller {n}: {what}"));
+                }
+                Wish::Send(call, after) => {
+                    if self.net.one_in(50) {
+                        self.audit.count("request lost");
+                        continue;
+                    }
+                    let on_the_way = if self.net.one_in(25) {
+                        self.net.between(50, 1_500)
+                    } else {
+                        self.net.between(1, 15)
+                    };
+                    let arrive = Event::Arrive {
+                        caller: n,
+                        life,
+                        call,
+                    };
+                    if self.net.one_in(60) {
+                        self.audit.count("request doubled on the way");
+                        let late = self.net.between(0, 2_000);
+                        self.plan_in(after + on_the_way + late, arrive.clone());
+                    }
+                    self.plan_in(after + on_the_way, arrive);
+                }
+                Wish::HangUp { heard } => {
+                    let calls: Vec<CallNo> = self
+                        .open
+                        .iter()
+                        .filter(|(_, connection)| connection.caller == n)
+                        .map(|(call, _)| *call)
+                        .collect();
+                    if let Some(life) = self.lives.get_mut(n) {
+                        *life += 1;
+                    }
+                    if heard {
+                        for call in calls {
+                            let after = self.net.between(0, 80);
+                            self.plan_in(after, Event::Broken(call));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn arrive(&mut self, caller: usize, life: u64, call: Call) {
+        let refused = match &self.process {
+            Process::Down(_) => Some(Told::Broken),
+            Process::Reopening(_) => Some(Told::Unavailable),
+            // A start refuses most calls until it has read the fleet (DUR3).
+            Process::Serving(machine) if machine.is_starting() => {
+                self.net.one_in(2).then_some(Told::Unavailable)
+            }
+            Process::Serving(_) | Process::Committing(..) => None,
+        };
+        if let Some(told) = refused {
+            let after = self.net.between(1, 20);
+            self.plan_in(after, Event::Reach { caller, life, told });
+            return;
+        }
+        self.calls += 1;
+        let number = self.calls;
+        self.note(|| format!("call {number} of caller {caller}: {call:?}"));
+        // A caller that died meanwhile: the end of its connection comes right behind the request.
+        if self.lives.get(caller) != Some(&life) {
+            let after = self.net.between(0, 20);
+            self.plan_in(after, Event::Broken(number));
+        }
+        self.open.insert(number, Connection { caller, life });
+        if let Call::Acquire(_, wait) | Call::Watch(_, wait) = &call
+            && *wait > 0
+        {
+            self.plan_in(*wait, Event::EndWait(self.boot, number));
+        }
+        self.inbox.push(Message::Call(number, call));
+    }
+
+    /// Answers that the gate has ready are on their way to their connections.
+    fn send_ready(&mut self) {
+        for (call, told) in std::mem::take(&mut self.shell.ready) {
+            let after = self.net.between(0, 4);
+            self.plan_in(after, Event::Written(self.boot, call, told));
+        }
+    }
+
+    fn written(&mut self, boot: u64, call: CallNo, told: Told) {
+        if boot != self.boot {
+            return;
+        }
+        let answers: Vec<&Answer> = match &told {
+            Told::Answer(answer) => vec![answer],
+            Told::Watched(results) => results
+                .iter()
+                .filter_map(|(_, answer)| answer.as_ref())
+                .collect(),
+            _ => Vec::new(),
+        };
+        let deliveries: Vec<_> = answers.into_iter().filter_map(delivery).collect();
+        let connection = self.open.remove(&call);
+        let broke = self.net.one_in(40);
+        let whole = connection.is_some() && !broke;
+        let denied = self.plan.planted == Some(PlantedFault::DeniesDelivery);
+        for delivery in deliveries {
+            self.audit
+                .count(if whole { "delivered" } else { "undelivered" });
+            if denied
+                && whole
+                && let Some(lease) = delivery.lease
+            {
+                self.audit.claimed(lease);
+            }
+            let command = if whole && !denied {
+                Command::Delivered(delivery)
+            } else {
+                Command::Undelivered(delivery)
+            };
+            let after = self.net.between(0, 10);
+            self.plan_in(after, Event::Signal(boot, command));
+        }
+        let Some(Connection { caller, life }) = connection else {
+            return;
+        };
+        self.note(|| format!("answer of call {call}, whole {whole}: {told:?}"));
+        let after = if self.net.one_in(20) {
+            self.net.between(50, 2_500)
+        } else {
+            self.net.between(1, 15)
+        };
+        if !whole {
+            let told = Told::Broken;
+            self.plan_in(after, Event::Reach { caller, life, told });
+        } else if self.net.one_in(40) {
+            self.audit.count("answer lost");
+        } else {
+            self.plan_in(after, Event::Reach { caller, life, told });
+        }
+    }
+
+    // ---- the process ---------------------------------------------------------------------------
+
+    fn writer(&mut self) -> Held {
+        match std::mem::replace(&mut self.process, Process::Down(self.now)) {
+            Process::Serving(machine) => self.turn(machine),
+            Process::Committing(_, done) => self.perform(*done),
+            Process::Reopening(_) | Process::Down(_) => self.boot(),
+        }
+    }
+
+    /// The process ends where it stands; the image stays.
+    fn crash(&mut self) {
+        self.note(|| "the process is gone".to_owned());
+        if matches!(self.process, Process::Committing(..)) {
+            self.audit.count("gone between commit and answer");
+        }
+        self.alone.clear();
+        let downtime = if self.dice.one_in(12) {
+            self.dice.between(60_000, 300_000)
+        } else {
+            self.dice.between(200, 20_000)
+        };
+        let until = if self.ended { 500 } else { downtime };
+        self.process = Process::Down(self.now + until);
+        self.boot += 1;
+        self.shell = Shell::default();
+        self.inbox.clear();
+        self.late_ends.clear();
+        self.reattach = false;
+        self.frozen_until = 0;
+        for (_, Connection { caller, life }) in std::mem::take(&mut self.open) {
+            if !self.net.one_in(5) {
+                let after = self.net.between(1, 60);
+                let told = Told::Broken;
+                self.plan_in(after, Event::Reach { caller, life, told });
+            }
+        }
+        // The wall clock may be set while nobody looks.
+        if self.dice.one_in(8) {
+            self.audit.count("wall clock set");
+            let by = i128::from(self.dice.pick(&[60_000, 3_600_000, 86_400_000], 60_000));
+            self.wall_shift += if self.dice.one_in(2) { by } else { -by };
+        }
+        self.offset = self.wall_shift;
+    }
+
+    /// Opens the store and takes over.
+    fn boot(&mut self) -> Held {
+        let image = self.store.image();
+        let stored = i128::from(image.now.millis()) - i128::from(self.now);
+        self.offset = self.offset.max(stored);
+        let now = self.line();
+        self.note(|| format!("start at {now:?}"));
+        self.audit.count("start");
+        self.audit.lost();
+        let salt = match self.plan.planted {
+            Some(PlantedFault::Store(Planted::RepeatsLeaseIds)) => 7,
+            _ => self.dice.any(),
+        };
+        let batch = Machine::restore(
+            image,
+            StartParams {
+                now,
+                salt,
+                seed: self.plan.seed,
+                policy: self.policy.clone(),
+                fleet: self.fleet.clone(),
+            },
+        );
+        let committed = batch.commit(&mut self.store);
+        for commit in self.store.take_kept() {
+            self.audit.took_over(&commit, now)?;
+        }
+        match committed {
+            Ok(committed) => {
+                let machine = committed.machine;
+                self.audit.recovered(&machine.kept(), now)?;
+                self.sight = Some(Sight::of(&machine.view()));
+                self.last_turn = self.now;
+                self.reattach = !self.shell.tickets().is_empty();
+                self.boot += 1;
+                self.plan_in(0, Event::PollBegin(self.boot));
+                self.process = Process::Serving(machine);
+            }
+            Err(fault) => self.failed(fault),
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, fault: StoreFault) {
+        match fault {
+            StoreFault::Crashed => {
+                self.audit.count("store crash");
+                self.crash();
+            }
+            StoreFault::Failed => {
+                self.audit.count("store failure");
+                self.alone.clear();
+                self.note(|| "the store failed".to_owned());
+                self.boot += 1;
+                let after = self.dice.pick(&[100, 100, 400, 3_000], 100);
+                self.process = Process::Reopening(self.now + after);
+                self.answer_without_store();
+            }
+        }
+    }
+
+    /// DUR4, as far as it is built: what came in is refused.
+    fn answer_without_store(&mut self) {
+        for message in std::mem::take(&mut self.inbox) {
+            match message {
+                Message::Call(call, _) => self.shell.ready.push((call, Told::Unavailable)),
+                Message::EndWait(call) => self.shell.refuse(call),
+                Message::Gone(call) => {
+                    self.shell.gone(call);
+                }
+                Message::Signal(_) | Message::Round(_) | Message::Stop => {}
+            }
+        }
+        self.late_ends.clear();
+        self.shell.follow_ups.clear();
+        self.send_ready();
+    }
+
+    fn turn(&mut self, machine: Box<Machine>) -> Held {
+        let now = self.line();
+        self.turns += 1;
+        let deadline = machine.next_deadline();
+        let gap = self.now - self.last_turn;
+        let excused = self.frozen_until > self.last_turn || self.slow_until > self.last_turn;
+        if gap > 1_000 && !excused {
+            return broken("I7", format!("the writer slept for {gap} ms"));
+        }
+        self.last_turn = self.now;
+        let held_before = self.audit.holds();
+        self.audit.turn_begins(now);
+        let Some(before) = self.sight.clone() else {
+            return broken("I9", "a turn before a start".to_owned());
+        };
+        let seq_before = self.audit.seq();
+        let mut turn = machine.turn(now);
+        let mut answerers = Vec::new();
+        let (mixed, last) = self.hand_in(&mut turn, &mut answerers, now);
+        let batch = if last {
+            turn.finish_last()
+        } else {
+            turn.finish()
+        };
+        let durable_already = batch.is_durable_already();
+        let early = answerers.is_empty()
+            && !last
+            && gap <= 1_000
+            && !held_before
+            && deadline.is_some_and(|deadline| now < deadline);
+        let committed = batch.commit(&mut self.store);
+        let mut seen = TurnSeen {
+            now,
+            before,
+            after: None,
+            mixed,
+        };
+        let committed = match committed {
+            Ok(committed) => committed,
+            Err(fault) => {
+                for commit in self.store.take_kept() {
+                    self.audit.count("commit kept and not acknowledged");
+                    self.audit.kept(&commit, &seen)?;
+                }
+                // Nobody is told anything.
+                for answerer in answerers {
+                    match answerer {
+                        Answerer::Leave(call) => self.shell.refuse(call),
+                        Answerer::Acquire(call, _)
+                        | Answerer::Watch(call)
+                        | Answerer::Release(call, _)
+                        | Answerer::Renew(call, _)
+                        | Answerer::Cancel(call, _) => {
+                            self.shell.ready.push((call, Told::Unavailable));
+                        }
+                        Answerer::Reloaded(_) | Answerer::Nobody => {}
+                    }
+                }
+                self.send_ready();
+                self.failed(fault);
+                return Ok(());
+            }
+        };
+        let view = committed.machine.view();
+        let after = Sight::of(&view);
+        seen.after = Some(after.clone());
+        self.sight = Some(after);
+        let answerers: Vec<Option<Answerer>> = answerers.into_iter().map(Some).collect();
+        if early && !(durable_already && committed.effects.is_empty()) {
+            return broken("I7", format!("something happened before {deadline:?}"));
+        }
+        self.judge(&committed, &answerers, &seen, seq_before)?;
+        if !last {
+            self.audit.at_rest(&view)?;
+            self.nobody_stays_in_line_alone(now, view.policy.claim_grace)?;
+        }
+        if self.turns.is_multiple_of(64) {
+            self.audit.live_state(&committed.machine.kept())?;
+        }
+        // The core asks for a turn and does nothing in it: it would spin.
+        let idle = answerers.is_empty() && durable_already && gap == 0;
+        self.idle_turns = if idle { self.idle_turns + 1 } else { 0 };
+        if self.idle_turns > 20 {
+            return broken("I7", format!("turns without end, due {deadline:?}"));
+        }
+        let takes = if durable_already {
+            0
+        } else if self.net.one_in(3_000) && !self.ended {
+            self.audit.count("commit of many seconds");
+            self.net.between(1_100, 20_000)
+        } else if self.net.one_in(150) {
+            self.net.between(100, 900)
+        } else {
+            self.net.between(1, 6)
+        };
+        let done = Box::new(Done {
+            committed,
+            answerers,
+            last,
+        });
+        if takes > 1 && self.kills && !self.ended && self.net.one_in(500) {
+            let after = self.net.between(1, takes - 1);
+            self.plan_in(after, Event::Cut(self.boot));
+        }
+        self.slow_until = self.now + takes;
+        self.process = Process::Committing(self.slow_until, done);
+        Ok(())
+    }
+
+    /// I6: a waiter without an open connection leaves within the claim grace and a turn (TIC3).
+    fn nobody_stays_in_line_alone(&mut self, now: Timestamp, grace: Span) -> Held {
+        let mut alone = BTreeMap::new();
+        for ticket in self.audit.waiters() {
+            let present = self
+                .shell
+                .calls_of(ticket)
+                .any(|call| self.open.contains_key(&call));
+            if !present {
+                let since = self.alone.get(ticket).copied().unwrap_or(now);
+                alone.insert(ticket.clone(), since);
+            }
+        }
+        self.alone = alone;
+        if self.audit.holds() {
+            return Ok(());
+        }
+        let second = Span::from_secs(1);
+        for (ticket, since) in &self.alone {
+            let until = self.audit.not_blocked(*since).after(grace).after(second);
+            if now > until {
+                return broken(
+                    "I6",
+                    format!("{ticket:?} is in line and alone since {since:?}"),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The commands of a turn. Says whether a round or settings were among them, and whether it is
+    /// the last turn.
+    fn hand_in(
+        &mut self,
+        turn: &mut Turn,
+        answerers: &mut Vec<Answerer>,
+        now: Timestamp,
+    ) -> (bool, bool) {
+        let mut mixed = false;
+        let mut last = false;
+        if std::mem::take(&mut self.reattach) {
+            for ticket in self.shell.tickets() {
+                turn.handle(Command::Watch(vec![ticket.clone()]));
+                answerers.push(Answerer::Reloaded(ticket));
+            }
+        }
+        for command in std::mem::take(&mut self.shell.follow_ups) {
+            self.signal(command, turn, answerers, now);
+        }
+        for call in std::mem::take(&mut self.late_ends) {
+            if let Some(command) = self.shell.end_wait(call) {
+                turn.handle(command);
+                answerers.push(Answerer::Leave(call));
+            }
+        }
+        for message in std::mem::take(&mut self.inbox) {
+            match message {
+                Message::Call(call, asked) => self.take_call(call, asked, turn, answerers),
+                Message::EndWait(call) => {
+                    if !self.shell.has(call) {
+                        self.late_ends.push(call);
+                    } else if let Some(command) = self.shell.end_wait(call) {
+                        turn.handle(command);
+                        answerers.push(Answerer::Leave(call));
+                    }
+                }
+                Message::Gone(call) => {
+                    for command in self.shell.gone(call) {
+                        self.signal(command, turn, answerers, now);
+                    }
+                }
+                Message::Signal(command) => {
+                    mixed |= matches!(command, Command::Configure(_));
+                    if let Command::Configure(policy) = &command {
+                        self.policy = policy.clone();
+                    }
+                    self.signal(command, turn, answerers, now);
+                }
+                Message::Round(round) => {
+                    mixed = true;
+                    self.audit.round(round.began_at);
+                    turn.handle(Command::Round(round));
+                    answerers.push(Answerer::Nobody);
+                }
+                Message::Stop => last = true,
+            }
+        }
+        if last {
+            self.audit.count("orderly stop");
+            self.note(|| "orderly stop".to_owned());
+            self.shell.refuse_all();
+        }
+        (mixed, last)
+    }
+
+    fn signal(
+        &mut self,
+        command: Command,
+        turn: &mut Turn,
+        answerers: &mut Vec<Answerer>,
+        now: Timestamp,
+    ) {
+        match &command {
+            Command::Gone(ticket) => self.audit.away(ticket, now),
+            Command::Delivered(delivery) => {
+                if let Some(lease) = delivery.lease {
+                    self.audit.claimed(lease);
+                }
+            }
+            _ => {}
+        }
+        turn.handle(command);
+        answerers.push(Answerer::Nobody);
+    }
+
+    fn take_call(
+        &mut self,
+        call: CallNo,
+        asked: Call,
+        turn: &mut Turn,
+        answerers: &mut Vec<Answerer>,
+    ) {
+        let (command, answerer) = match asked {
+            Call::Acquire(acquire, _) => {
+                self.alone.remove(&acquire.ticket);
+                let ticket = acquire.ticket.clone();
+                (Command::Acquire(acquire), Answerer::Acquire(call, ticket))
+            }
+            Call::Watch(tickets, _) => {
+                for ticket in &tickets {
+                    self.alone.remove(ticket);
+                }
+                (Command::Watch(tickets), Answerer::Watch(call))
+            }
+            Call::Release(lease) => (Command::Release(lease), Answerer::Release(call, lease)),
+            Call::Renew(lease, ttl) => {
+                (Command::Renew { lease, ttl }, Answerer::Renew(call, lease))
+            }
+            Call::Cancel(ticket) => (
+                Command::Cancel(ticket.clone()),
+                Answerer::Cancel(call, ticket),
+            ),
+        };
+        turn.handle(command);
+        answerers.push(answerer);
+    }
+
+    /// Holds a durable turn against the books, before anybody is told of it.
+    fn judge(
+        &mut self,
+        committed: &Committed,
+        answerers: &[Option<Answerer>],
+        seen: &TurnSeen,
+        seq_before: Seq,
+    ) -> Held {
+        for effect in &committed.effects {
+            if let Effect::Reply { tag, reply, .. } = effect
+                && let Some(Some(Answerer::Renew(_, lease))) = answerers.get(tag.0)
+                && let Reply::Lease(Ok(view)) = reply
+            {
+                self.audit.renewed(*lease, view.lease.ends_at, seen.now);
+            }
+        }
+        for commit in self.store.take_kept() {
+            self.audit.kept(&commit, seen)?;
+        }
+        self.audit.told(&committed.effects, seq_before, seen)?;
+        for effect in &committed.effects {
+            match effect {
+                Effect::Decided { answer, .. } => {
+                    let present = self.shell.has_ticket(&answer.ticket);
+                    if present && self.audit.ended(&answer.ticket) == Some(EndHow::Dropped) {
+                        return broken(
+                            "I6",
+                            format!("{:?} was dropped with a call open", answer.ticket),
+                        );
+                    }
+                }
+                Effect::Reply { tag, reply, .. } => match (answerers.get(tag.0), reply) {
+                    (Some(Some(Answerer::Release(_, lease))), Reply::Release(_)) => {
+                        self.audit.told_released(*lease)?;
+                    }
+                    (Some(Some(Answerer::Cancel(_, ticket))), Reply::Cancel(_)) => {
+                        self.audit.told_cancelled(ticket)?;
+                    }
+                    (Some(Some(Answerer::Acquire(..))), Reply::Acquire(Ok(answer)))
+                    | (_, Reply::Left(Some(answer))) => {
+                        if matches!(answer.outcome, Outcome::Wait(_)) {
+                            self.audit.away(&answer.ticket, seen.now);
+                        }
+                    }
+                    _ => {}
+                },
+                Effect::Parked { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The turn is durable: answer.
+    fn perform(&mut self, done: Done) -> Held {
+        let Done {
+            committed,
+            mut answerers,
+            last,
+        } = done;
+        for effect in committed.effects {
+            match effect {
+                Effect::Decided { answer, .. } => {
+                    self.learn(&answer);
+                    let open = &self.open;
+                    self.shell
+                        .decided(&answer, &|call| open.contains_key(&call));
+                }
+                Effect::Parked { tag, .. } => {
+                    if let Some(Answerer::Acquire(call, ticket)) =
+                        answerers.get_mut(tag.0).and_then(Option::take)
+                    {
+                        let open = self.open.contains_key(&call);
+                        self.shell.park(call, ticket, open);
+                    }
+                }
+                Effect::Reply { tag, reply, .. } => {
+                    if let Some(answerer) = answerers.get_mut(tag.0).and_then(Option::take) {
+                        self.answer(answerer, reply);
+                    }
+                }
+            }
+        }
+        self.shell.end_touched();
+        if last {
+            self.shell.refuse_all();
+            self.send_ready();
+            self.crash();
+            return Ok(());
+        }
+        self.send_ready();
+        self.process = Process::Serving(committed.machine);
+        Ok(())
+    }
+
+    fn learn(&mut self, answer: &Answer) {
+        if let Outcome::Admit { lease, .. } = &answer.outcome {
+            if self.leases.len() > 20 {
+                self.leases.clear();
+            }
+            self.leases.push(*lease);
+        }
+    }
+
+    fn answer(&mut self, answerer: Answerer, reply: Reply) {
+        match (answerer, reply) {
+            (Answerer::Acquire(call, _), Reply::Acquire(Ok(answer))) => {
+                self.learn(&answer);
+                if self.open.contains_key(&call) {
+                    self.shell.ready.push((call, Told::Answer(answer)));
+                } else {
+                    self.shell.undelivered(&answer);
+                }
+            }
+            (Answerer::Acquire(call, _), Reply::Acquire(Err(_))) => {
+                self.shell.ready.push((call, Told::Conflict));
+            }
+            (Answerer::Watch(call), Reply::Watch(watched)) => {
+                let open = self.open.contains_key(&call);
+                self.shell.watch(call, watched, open);
+            }
+            (Answerer::Leave(call), Reply::Left(answer)) => self.shell.left(call, answer),
+            (Answerer::Reloaded(ticket), Reply::Watch(watched)) => {
+                self.audit.count("call attached to a reloaded core");
+                let open = &self.open;
+                for (_, state) in watched {
+                    self.shell
+                        .reloaded(ticket.clone(), &state, &|call| open.contains_key(&call));
+                }
+            }
+            (Answerer::Release(call, _), Reply::Release(_)) => {
+                self.shell.ready.push((call, Told::Released));
+            }
+            (Answerer::Renew(call, _), Reply::Lease(result)) => {
+                let told = Told::Renewed(result.is_ok());
+                self.shell.ready.push((call, told));
+            }
+            (Answerer::Cancel(call, _), Reply::Cancel(_)) => {
+                self.shell.ready.push((call, Told::Cancelled));
+            }
+            _ => {}
+        }
+    }
+}
