@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvgate::clock::Clock;
@@ -36,6 +36,16 @@ pub struct Builder {
     pub allowed_hosts: Vec<String>,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
+}
+
+/// A request to post JSON, byte by byte, for a connection of its own.
+pub fn post_bytes(path: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
 }
 
 impl Default for Builder {
@@ -150,12 +160,8 @@ impl Builder {
         S::OpenError: std::fmt::Debug,
         O: FnMut() -> Result<Opened<S>, S::OpenError> + Send + 'static,
     {
-        static PROVIDER: Once = Once::new();
-        PROVIDER.call_once(|| {
-            rustls::crypto::ring::default_provider()
-                .install_default()
-                .unwrap();
-        });
+        // Every client of the process shares one provider; another test may have installed it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.address();
         let config = WriterConfig {
