@@ -18,7 +18,10 @@
 //! | D01 | a start after a kill takes long | [`start`] |
 //! | D02 | a second process opens the same store | [`stores`], `process::commands::a_store_in_use_ends_with_75` |
 //! | D04 | a file that is not a store; files that only grow | [`stores`], `store::refuses_*` |
+//!
+//! [`pause`] holds what the cases do not tell: a process that was stopped for a while (TIM3).
 
+mod pause;
 mod queue;
 mod start;
 mod stores;
