@@ -11,10 +11,13 @@ use kvgate::gate::{self, Gate, Phase, WriterConfig};
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use kvgate::store;
 use kvgate_core::capacity::FleetConfig;
-use kvgate_core::ids::EngineId;
+use kvgate_core::command::Acquire;
+use kvgate_core::decision::Scope;
+use kvgate_core::ids::{EngineId, SessionId, TicketId};
 use kvgate_core::policy::Policy;
 use kvgate_core::reading::{Reading, Round};
 use kvgate_core::store::{Opened, StoreControl};
+use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Ppm, Span, Tokens};
 use kvgate_core::view::View;
 use reqwest::header::HeaderMap;
@@ -36,6 +39,21 @@ pub struct Builder {
     pub allowed_hosts: Vec<String>,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
+}
+
+/// An acquire as a caller in process makes it, of session `s` in scope train.
+pub fn asking(ticket: &str, tokens: u64, stays: bool) -> Acquire {
+    Acquire {
+        ticket: TicketId::new(ticket).unwrap(),
+        session: SessionId::new("s").unwrap(),
+        sent: Sent::Sum(Tokens::new(tokens).unwrap()),
+        scope: Scope::Train,
+        protected: false,
+        ttl: Span::from_secs(600),
+        client: None,
+        request_id: None,
+        stays,
+    }
 }
 
 /// A request to post JSON, byte by byte, for a connection of its own.
