@@ -16,8 +16,13 @@ impl Clock {
     /// Starts a line at the present wall time.
     #[must_use]
     pub fn start() -> Self {
+        Self::starting_at(wall_now())
+    }
+
+    /// Starts a line at this wall time. The line reads the wall clock here and never again.
+    fn starting_at(wall: Timestamp) -> Self {
         Self {
-            base: wall_now(),
+            base: wall,
             started: Instant::now(),
         }
     }
@@ -42,10 +47,7 @@ impl Clock {
     /// A point of the line as present wall time in milliseconds since the Unix epoch: what is shown.
     #[must_use]
     pub fn wall_millis(&self, at: Timestamp) -> u64 {
-        let now = self.now();
-        let wall = wall_now();
-        let shown = wall.after(at.since(now)).before(now.since(at));
-        shown.millis()
+        shown_at(at, self.now(), wall_now())
     }
 }
 
@@ -64,6 +66,11 @@ pub fn file_stamp(at: Timestamp) -> String {
 fn instant(at: Timestamp) -> jiff::Timestamp {
     let millis = i64::try_from(at.millis()).unwrap_or(i64::MAX);
     jiff::Timestamp::from_millisecond(millis).unwrap_or(jiff::Timestamp::MAX)
+}
+
+/// A point of the line that stands at `now` while the wall clock shows `wall`.
+fn shown_at(at: Timestamp, now: Timestamp, wall: Timestamp) -> u64 {
+    wall.after(at.since(now)).before(now.since(at)).millis()
 }
 
 fn wall_now() -> Timestamp {
@@ -99,5 +106,43 @@ mod tests {
         );
         let shown = moved.wall_millis(moved.now());
         assert!(shown.abs_diff(wall_now().millis()) < 60_000);
+    }
+
+    /// 12:00:00 of some day.
+    const NOON: Timestamp = Timestamp::from_millis(1_700_049_600_000);
+    const HOUR: Span = Span::from_secs(3_600);
+
+    /// L02 (a), TIM1: within a process the wall clock is read for what is shown only. Set back an hour or
+    /// ahead a day, an end is shown as far from the present wall time as it is.
+    #[test]
+    fn l02_a_jump_of_the_wall_clock_moves_no_end() {
+        let clock = Clock::starting_at(NOON);
+        let granted = clock.now();
+        let ends_at = granted.after(Span::from_secs(60));
+        assert!(granted >= NOON && granted < NOON.after(HOUR));
+        let now = granted.after(Span::from_secs(10));
+        for wall in [NOON.before(HOUR), NOON, NOON.after(Span::from_secs(86_400))] {
+            assert_eq!(shown_at(ends_at, now, wall), wall.millis() + 50_000);
+            assert_eq!(shown_at(granted, now, wall), wall.millis() - 10_000);
+            assert_eq!(shown_at(now, now, wall), wall.millis());
+        }
+        // A wall clock without a battery: what is shown stops at the epoch and does not wrap.
+        assert_eq!(shown_at(granted, now, Timestamp::from_millis(0)), 0);
+    }
+
+    /// L02 (b), TIM1: a process that starts with its wall clock an hour back goes on where the last one
+    /// stopped: what was left of 60 s is no more than 60 s, not 3,650 s.
+    #[test]
+    fn l02_a_start_with_the_wall_clock_set_back_goes_on() {
+        let stored = NOON.after(Span::from_secs(10));
+        let ends_at = NOON.after(Span::from_secs(60));
+        let clock = Clock::starting_at(NOON.before(HOUR).after(Span::from_secs(10)));
+        let left = ends_at.since(clock.not_below(stored).now());
+        assert!(left <= Span::from_secs(50), "{left:?}");
+        let ahead = Clock::starting_at(NOON.after(HOUR)).not_below(stored);
+        assert!(
+            ahead.now() >= NOON.after(HOUR),
+            "time goes on while kvgate is down (TIM2)"
+        );
     }
 }

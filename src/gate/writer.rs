@@ -17,7 +17,7 @@ use kvgate_core::effect::{Effect, Reply, Tag};
 use kvgate_core::ids::TicketId;
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
-use kvgate_core::policy::Policy;
+use kvgate_core::policy::{PAUSE_AFTER, Policy};
 use kvgate_core::store::{Image, Opened, StoreControl};
 use kvgate_core::turn::Turn;
 use kvgate_core::units::Timestamp;
@@ -35,6 +35,12 @@ const TURN_MAX: usize = 4_096;
 
 /// Longest sleep between two turns: a gap above a second would look like a pause (TIM3).
 const TICK: Duration = Duration::from_millis(200);
+
+/// After a pause (TIM3), what callers sent meanwhile stands in their sockets and comes in within moments,
+/// which a reading round could outrun. The first turn waits until nothing has come in for so long,
+const SETTLED_AFTER: Duration = Duration::from_millis(100);
+/// and at most this long.
+const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 
 /// First wait before a failed store is opened again; doubles up to [`REOPEN_MAX`].
 const REOPEN_MIN: Duration = Duration::from_millis(100);
@@ -172,6 +178,7 @@ where
     let writer = Writer {
         config,
         clock,
+        turned_at: clock.now(),
         open,
         messages,
         // Weak: when the last handle is dropped the inbox closes and the thread ends.
@@ -252,6 +259,8 @@ enum Ended {
 struct Writer<S, O> {
     config: WriterConfig,
     clock: Clock,
+    /// When the last turn began.
+    turned_at: Timestamp,
     open: O,
     messages: mpsc::Receiver<Message>,
     shared: Weak<Inner>,
@@ -337,6 +346,8 @@ where
             mut store,
         } = loaded;
         let mut reattach = self.waiters.tickets();
+        // The time until the first turn is no pause.
+        self.turned_at = self.clock.now();
         loop {
             let gathered = if self.kept.is_empty() {
                 self.gather(&machine, !reattach.is_empty())
@@ -347,7 +358,8 @@ where
             self.note_space(store.low_space());
             let low_space = self.trouble().low_space.is_some();
             self.bypasses_new = low_space || (self.recovering && machine.is_starting());
-            let mut turn = machine.turn(self.clock.now());
+            self.turned_at = self.clock.now();
+            let mut turn = machine.turn(self.turned_at);
             let mut answerers = Vec::new();
             let mut groups = Vec::new();
             let mut closing = None;
@@ -431,10 +443,20 @@ where
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
+        let paused = self.clock.now().since(self.turned_at) > PAUSE_AFTER;
+        let mut settled_at = paused.then(|| Instant::now() + SETTLED_WITHIN);
         while commands < TURN_MAX {
-            let Ok(message) = self.messages.try_recv() else {
-                break;
+            let message = match settled_at {
+                Some(at) => {
+                    let left = at.saturating_duration_since(Instant::now());
+                    self.messages.recv_timeout(left.min(SETTLED_AFTER)).ok()
+                }
+                None => self.messages.try_recv().ok(),
             };
+            let Some(message) = message else { break };
+            if is_of_the_stop(&message) {
+                settled_at = None;
+            }
             commands += weight(&message);
             gathered.push(message);
         }
@@ -767,6 +789,10 @@ where
             });
         }
     }
+}
+
+fn is_of_the_stop(message: &Message) -> bool {
+    matches!(message, Message::RefuseWaiting | Message::Close { .. })
 }
 
 /// How much of a turn's bound a message takes.

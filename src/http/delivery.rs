@@ -66,6 +66,8 @@ struct State {
     due: Vec<Receipt>,
     body_ended: bool,
     answered: bool,
+    /// What it did, and since when, when it was chosen to end.
+    chosen: Option<(Stage, Instant)>,
 }
 
 impl Tracker {
@@ -77,6 +79,7 @@ impl Tracker {
                 due: Vec::new(),
                 body_ended: false,
                 answered: false,
+                chosen: None,
             }),
             shed: Notify::new(),
         })
@@ -91,14 +94,21 @@ impl Tracker {
         self.with(|state| (state.stage, state.since, state.answered))
     }
 
-    /// Tells the connection to end.
-    pub(super) fn shed(&self) {
+    /// Tells the connection to end if it still does what it was seen doing, and since when: a request
+    /// that came in meanwhile is served.
+    pub(super) fn shed(&self, stage: Stage, since: Instant) {
+        self.with(|state| state.chosen = Some((stage, since)));
         self.shed.notify_one();
     }
 
     /// Returns when the connection is to end.
     pub(super) async fn is_shed(&self) {
-        self.shed.notified().await;
+        loop {
+            self.shed.notified().await;
+            if self.with(|state| state.chosen == Some((state.stage, state.since))) {
+                return;
+            }
+        }
     }
 
     /// A request was read and is being served.

@@ -163,9 +163,9 @@ struct Server {
 impl Server {
     async fn accept(self: &Arc<Self>, listener: &TcpListener, tasks: &TaskTracker) {
         loop {
-            self.make_room().await;
             match listener.accept().await {
                 Ok((stream, _)) => {
+                    self.make_room().await;
                     let entry = self.enter();
                     tasks.spawn(async move { entry.serve(stream).await });
                 }
@@ -179,7 +179,8 @@ impl Server {
         }
     }
 
-    /// Waits for room, shedding the oldest silent connection when there is one.
+    /// Waits for room for one that was accepted, shedding the oldest silent connection when there is
+    /// one. Without a further connection nobody is shed.
     async fn make_room(&self) {
         while self.open.count() >= self.limits.connections {
             self.open.shed_oldest_silent();
@@ -196,12 +197,13 @@ impl Server {
             tick.tick().await;
             let now = Instant::now();
             for tracker in self.open.all() {
+                let (stage, since, _) = tracker.stage();
                 if self
                     .patience
                     .deadline(&tracker)
                     .is_some_and(|deadline| deadline <= now)
                 {
-                    tracker.shed();
+                    tracker.shed(stage, since);
                 }
             }
         }
@@ -302,13 +304,13 @@ impl Open {
                 .filter_map(|tracker| {
                     let (stage, since, _) = tracker.stage();
                     let silent = matches!(stage, Stage::Silent | Stage::Head);
-                    silent.then_some((since, tracker))
+                    silent.then_some((stage, since, tracker))
                 })
-                .min_by_key(|(since, _)| *since)
-                .map(|(_, tracker)| Arc::clone(tracker))
+                .min_by_key(|(_, since, _)| *since)
+                .map(|(stage, since, tracker)| (stage, since, Arc::clone(tracker)))
         });
-        if let Some(tracker) = &oldest {
-            tracker.shed();
+        if let Some((stage, since, tracker)) = &oldest {
+            tracker.shed(*stage, *since);
         }
         oldest.is_some()
     }

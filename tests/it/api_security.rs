@@ -7,7 +7,7 @@ use kvgate::http::Limits;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::app::{Answer, Builder, SOON, TestApp, parse_raw};
+use crate::support::app::{Answer, Builder, SOON, TestApp, asking, parse_raw, post_bytes};
 
 async fn under_host(app: &TestApp, path: &str, host: &str) -> Answer {
     let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
@@ -239,4 +239,62 @@ async fn the_oldest_silent_connection_is_shed() {
         assert_eq!(parse_raw(&reads_to_the_end(&mut stream).await).status, 200);
     }
     assert_eq!(reads_to_the_end(&mut silent[0]).await, b"");
+}
+
+/// Section 9: connections that wait for an answer are not silent: at the bound they stay, and a further one is
+/// served when one of them ended.
+#[tokio::test]
+async fn busy_connections_are_not_shed() {
+    let app = Builder {
+        limits: Limits {
+            connections: 3,
+            ..Limits::default()
+        },
+        ..Builder::default()
+    }
+    .start()
+    .await;
+    let held = app.gate.clone();
+    // In process, so that it takes no connection.
+    let answer = held
+        .acquire(asking("held", 1_000, false), Duration::ZERO)
+        .await
+        .unwrap();
+    answer.value.unwrap().receipt.unwrap().written();
+    let mut busy = Vec::new();
+    for number in 0..3_u64 {
+        let mut call = app.connect().await;
+        let body = json!({"ticket_id": format!("w-{number}"), "session_id": "s", "reservation_tokens": 1, "wait_s": 60});
+        call.write_all(&post_bytes("/v1/leases", &body))
+            .await
+            .unwrap();
+        app.until(|view| view.waiting == number + 1).await;
+        busy.push(call);
+    }
+    let mut further = app.connect().await;
+    further
+        .write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    held.cancel(kvgate_core::ids::TicketId::new("w-1").unwrap())
+        .await
+        .unwrap();
+    let mut bytes = Vec::new();
+    tokio::time::timeout(SOON, further.read_to_end(&mut bytes))
+        .await
+        .expect("no room was made")
+        .unwrap();
+    assert_eq!(parse_raw(&bytes).status, 200);
+    assert_eq!(app.gate.view().waiting, 2, "the others still wait");
+    held.cancel(kvgate_core::ids::TicketId::new("held").unwrap())
+        .await
+        .unwrap();
+    for place in [0, 2] {
+        let mut bytes = Vec::new();
+        tokio::time::timeout(SOON, busy[place].read_to_end(&mut bytes))
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(parse_raw(&bytes).json()["action"], "admit");
+    }
 }

@@ -103,7 +103,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 /// Killed at some point between binding the port and being ready, or a little later: true then.
 async fn kill_while_starting(draw: &mut Draw, data: &std::path::Path, arguments: &[&str]) -> bool {
-    let gate = Kvgate::begin(data, arguments);
+    let gate = Kvgate::listen(data, arguments);
     let mut is_ready = false;
     for _ in 0..draw.below(30) {
         // Each of these takes a part of a millisecond; what it says depends on how far the start is.

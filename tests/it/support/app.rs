@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvgate::clock::Clock;
@@ -11,10 +11,13 @@ use kvgate::gate::{self, Gate, Phase, WriterConfig};
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use kvgate::store;
 use kvgate_core::capacity::FleetConfig;
-use kvgate_core::ids::EngineId;
+use kvgate_core::command::Acquire;
+use kvgate_core::decision::Scope;
+use kvgate_core::ids::{EngineId, SessionId, TicketId};
 use kvgate_core::policy::Policy;
 use kvgate_core::reading::{Reading, Round};
 use kvgate_core::store::{Opened, StoreControl};
+use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Ppm, Span, Tokens};
 use kvgate_core::view::View;
 use reqwest::header::HeaderMap;
@@ -38,6 +41,31 @@ pub struct Builder {
     pub stuck_after: Span,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
+}
+
+/// An acquire as a caller in process makes it, of session `s` in scope train.
+pub fn asking(ticket: &str, tokens: u64, stays: bool) -> Acquire {
+    Acquire {
+        ticket: TicketId::new(ticket).unwrap(),
+        session: SessionId::new("s").unwrap(),
+        sent: Sent::Sum(Tokens::new(tokens).unwrap()),
+        scope: Scope::Train,
+        protected: false,
+        ttl: Span::from_secs(600),
+        client: None,
+        request_id: None,
+        stays,
+    }
+}
+
+/// A request to post JSON, byte by byte, for a connection of its own.
+pub fn post_bytes(path: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
 }
 
 impl Default for Builder {
@@ -153,12 +181,8 @@ impl Builder {
         S::OpenError: std::fmt::Debug,
         O: FnMut() -> Result<Opened<S>, S::OpenError> + Send + 'static,
     {
-        static PROVIDER: Once = Once::new();
-        PROVIDER.call_once(|| {
-            rustls::crypto::ring::default_provider()
-                .install_default()
-                .unwrap();
-        });
+        // Every client of the process shares one provider; another test may have installed it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.address();
         let config = WriterConfig {

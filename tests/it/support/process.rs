@@ -46,29 +46,41 @@ pub fn command(arguments: &[&str]) -> Command {
 impl Kvgate {
     /// Starts `kvgate serve` on any free port and waits until it is ready.
     pub fn serve(data: &Path, arguments: &[&str]) -> Self {
-        let mut gate = Self::begin(data, arguments);
+        let mut gate = Self::listen(data, arguments);
         gate.wait_for_log("ready");
         gate
     }
 
-    /// Starts `kvgate serve` on any free port and waits until it listens; it is not ready then.
-    pub fn begin(data: &Path, arguments: &[&str]) -> Self {
-        let data = data.to_str().unwrap();
-        let mut all = vec![
-            "serve",
-            "--listen",
-            "127.0.0.1:0",
-            "--data",
-            data,
-            "--log-format",
-            "json",
-        ];
-        all.extend(arguments);
-        Self::start(&all)
+    /// Starts `kvgate serve` on any free port and waits until it listens.
+    pub fn listen(data: &Path, arguments: &[&str]) -> Self {
+        Self::start(&serving(data, arguments))
+    }
+
+    /// Starts `kvgate serve` as a supervisor does: ready, or how it ended and what it said.
+    pub fn try_serve(data: &Path, arguments: &[&str]) -> Result<Self, (Option<i32>, String)> {
+        let mut gate = Self::spawn(&serving(data, arguments));
+        while let Ok(line) = gate.log.recv_timeout(PATIENCE) {
+            let fields = &line["fields"];
+            if fields["message"] == "listening" {
+                gate.address = address(&line);
+            }
+            if fields["message"] == "ready" {
+                return Ok(gate);
+            }
+        }
+        let status = gate.child.wait().unwrap();
+        Err((status.code(), gate.log_text()))
     }
 
     /// Starts a command that listens, and waits until it does.
     pub fn start(arguments: &[&str]) -> Self {
+        let mut gate = Self::spawn(arguments);
+        let listening = gate.wait_for_log("listening");
+        gate.address = address(&listening);
+        gate
+    }
+
+    fn spawn(arguments: &[&str]) -> Self {
         // Every client of the process shares one provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut child = command(arguments)
@@ -91,20 +103,13 @@ impl Kvgate {
                 }
             }
         });
-        let mut gate = Self {
+        Self {
             child,
             log,
             seen,
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             http: reqwest::Client::builder().build().unwrap(),
-        };
-        let listening = gate.wait_for_log("listening");
-        gate.address = listening["fields"]["address"]
-            .as_str()
-            .unwrap()
-            .parse()
-            .unwrap();
-        gate
+        }
     }
 
     /// The next line of the log with this message.
@@ -145,8 +150,13 @@ impl Kvgate {
     }
 
     /// SIGTERM, and how the process ended.
-    pub fn terminate(mut self) -> ExitStatus {
+    pub fn terminate(self) -> ExitStatus {
         self.signal("TERM");
+        self.ended()
+    }
+
+    /// How the process ends by itself.
+    pub fn ended(mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
 
@@ -157,6 +167,16 @@ impl Kvgate {
             .status()
             .unwrap();
         assert!(sent.success());
+    }
+
+    /// SIGSTOP; returns when the process stands still.
+    pub fn stand_still(&self) {
+        self.signal("STOP");
+        let stat = format!("/proc/{}/stat", self.pid());
+        // The state follows the name, which stands in parentheses.
+        while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+            thread::yield_now();
+        }
     }
 
     pub async fn get(&self, path: &str) -> Value {
@@ -205,6 +225,25 @@ impl Kvgate {
             }
         }
     }
+}
+
+fn serving<'a>(data: &'a Path, arguments: &[&'a str]) -> Vec<&'a str> {
+    let mut all = vec![
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--data",
+        data.to_str().unwrap(),
+        "--log-format",
+        "json",
+    ];
+    all.extend(arguments);
+    all
+}
+
+fn address(listening: &Value) -> SocketAddr {
+    let address = listening["fields"]["address"].as_str().unwrap();
+    address.parse().unwrap()
 }
 
 impl Drop for Kvgate {

@@ -12,6 +12,7 @@
 mod common;
 
 mod capacity;
+mod cases;
 mod decision;
 mod durable;
 mod fleet;
