@@ -11,6 +11,7 @@ mod api_bad_input;
 mod api_contract;
 mod api_delivery;
 mod api_security;
+mod bounds;
 mod cases;
 mod fleet_http;
 mod gate;
