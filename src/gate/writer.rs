@@ -420,7 +420,7 @@ where
             commands += weight(&message);
             gathered.push(message);
         }
-        self.received(gathered.len());
+        self.received(commands);
         gathered
     }
 
@@ -613,7 +613,7 @@ where
             while let Some(left) = until.checked_duration_since(Instant::now()) {
                 match self.messages.recv_timeout(left) {
                     Ok(message) => {
-                        self.received(1);
+                        self.received(weight(&message));
                         if let Some(done) = self.answer_without_store(message) {
                             let _ = done.send(());
                             return None;
@@ -690,11 +690,11 @@ fn is_of_the_stop(message: &Message) -> bool {
     matches!(message, Message::RefuseWaiting | Message::Close { .. })
 }
 
-/// How much of a turn's bound a message takes.
-fn weight(message: &Message) -> usize {
+/// How much of a turn's bound, and of the inbox's, a message takes.
+pub(super) fn weight(message: &Message) -> usize {
     match message {
-        Message::Commands { commands, .. } => commands.len(),
-        Message::Watch { tickets, .. } => tickets.len(),
+        Message::Commands { commands, .. } => commands.len().max(1),
+        Message::Watch { tickets, .. } => tickets.len().max(1),
         Message::Acquire { .. }
         | Message::EndWait(_)
         | Message::Gone(_)

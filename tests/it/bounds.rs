@@ -7,7 +7,7 @@
 //! | finished tickets: 10 min, 262,144 | `scenarios::durable::dur2_finished_tickets_*` |
 //! | 10,000 epochs and starts | in the core `scenarios::fleet::cap8_epochs_are_bounded`, `scenarios::durable::id2_starts_are_bounded`; on disk [`epochs_and_starts_on_disk_have_a_bound`] |
 //! | decisions of a turn | `scenarios::decision::dec3_decisions_in_a_turn_are_bounded` |
-//! | inbox | `api_contract::a_full_inbox_is_overloaded` |
+//! | inbox | `api_contract::a_full_inbox_is_overloaded`, by batches [`batches_fill_the_inbox_by_their_commands`] |
 //! | connections | `api_security::the_oldest_silent_connection_is_shed`, `api_security::busy_connections_are_not_shed` |
 //! | bodies of 1 MiB, batches of 4 MiB | `api_bad_input::bodies_must_be_plain_json_of_a_bounded_size`, [`calls_may_be_as_large_as_their_bounds`] |
 //! | 1,000 operations, tickets of a wait, rows of a list | over it `api_bad_input::parameters_and_bounds_are_checked`, up to it [`the_queue_has_a_bound`] |
@@ -19,10 +19,11 @@
 use std::time::Duration;
 
 use kvgate::demo::{Behaviour, FakeFleet, FleetSpec};
-use kvgate::gate::WAITING_CALLS_MAX;
+use kvgate::gate::{GateError, INBOX_MAX, WAITING_CALLS_MAX};
 use kvgate::store;
+use kvgate_core::command::Command;
 use kvgate_core::effect::Outcome;
-use kvgate_core::ids::{EngineId, Epoch, Issue, Seq, Term};
+use kvgate_core::ids::{EngineId, Epoch, Issue, Seq, Term, TicketId};
 use kvgate_core::policy::{EPOCHS_MAX, Policy, STARTS_MAX};
 use kvgate_core::record::Record;
 use kvgate_core::state::{EpochCause, EpochEntry, Start};
@@ -34,7 +35,7 @@ use tokio::task::JoinSet;
 
 use crate::support::app::{Builder, SOON, TestApp, asking, parse_raw, post_bytes};
 use crate::support::process::Kvgate;
-use crate::support::store::Switch;
+use crate::support::store::{Mood, Switch};
 
 /// DEC1, TIC2, section 9: a queue of 1,000 filled by one batch of 1,000: one call waits for all of them, one list
 /// shows all of them, the next ticket bypasses `queue_full`, and there is room again when one left.
@@ -197,6 +198,52 @@ async fn open_waiting_calls_have_a_bound() {
         .unwrap()
         .unwrap();
     assert_eq!(parse_raw(&bytes).json()["reason"], "cancelled");
+}
+
+/// The inbox is bounded by commands, so that batches cannot fill the memory: while the writer is held up, 66 batches
+/// of 1,000 are taken and the next call is told `overloaded`. What was taken is done when the writer goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_fill_the_inbox_by_their_commands() {
+    let switch = Switch::default();
+    let opened = switch.clone();
+    let app = Builder::default().start_on(move || opened.open()).await;
+    switch.set(Mood::Holding);
+    let gate = app.gate.clone();
+    let held = tokio::spawn(async move { gate.cancel(TicketId::new("first").unwrap()).await });
+    let waits = switch.clone();
+    tokio::task::spawn_blocking(move || waits.wait_until_held())
+        .await
+        .unwrap();
+    let batch = |number: usize| {
+        (0..1_000)
+            .map(|n| Command::Cancel(TicketId::new(&format!("{number}-{n}")).unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let full = INBOX_MAX.div_ceil(1_000);
+    let mut taken = Vec::new();
+    for number in 0..full {
+        let mut call = Box::pin(app.gate.batch(batch(number)));
+        assert!(
+            futures_util::poll!(&mut call).is_pending(),
+            "batch {number} is taken"
+        );
+        taken.push(call);
+    }
+    assert_eq!(
+        app.gate.batch(batch(full)).await.unwrap_err(),
+        GateError::Overloaded
+    );
+    let ask = json!({"ticket_id": "t", "session_id": "s", "reservation_tokens": 1});
+    app.post("/v1/leases", &ask)
+        .await
+        .is_problem(503, "overloaded");
+    switch.set(Mood::Good);
+    held.await.unwrap().unwrap();
+    for call in taken {
+        let replies = call.await.unwrap();
+        assert!(replies.len() == 1_000 && replies.iter().all(Result::is_ok));
+    }
+    assert_eq!(app.post("/v1/leases", &ask).await.json()["action"], "admit");
 }
 
 /// CAP8, ID2, section 9: the tables keep 10,000 epochs and starts, the newest, also over an opening.
