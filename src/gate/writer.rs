@@ -403,7 +403,8 @@ where
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
-        let paused = self.clock.now().since(self.turned_at) > PAUSE_AFTER;
+        let paused = self.clock.now().since(self.turned_at) > PAUSE_AFTER
+            && !gathered.iter().any(is_of_the_stop);
         let mut settled_at = paused.then(|| Instant::now() + SETTLED_WITHIN);
         while commands < TURN_MAX {
             let message = match settled_at {
@@ -686,6 +687,7 @@ impl Group {
     }
 }
 
+/// A stop waits for nothing.
 fn is_of_the_stop(message: &Message) -> bool {
     matches!(message, Message::RefuseWaiting | Message::Close { .. })
 }
