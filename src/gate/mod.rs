@@ -40,10 +40,12 @@ use crate::store::CopyPieces;
 
 pub use outage::KEPT_MAX;
 pub use waiters::SlotId;
+use writer::weight;
 pub use writer::{CommitStats, FirstOpen, WriterConfig, spawn};
 
-/// Commands that may stand in the inbox. Beyond that callers are told `overloaded` at once: a full
-/// inbox is several seconds of work, and a caller that goes on without the gate loses nothing.
+/// Commands that may stand in the inbox, those of a batch one by one. Beyond that callers are told
+/// `overloaded` at once: a full inbox is several seconds of work, and a caller that goes on without
+/// the gate loses nothing.
 pub const INBOX_MAX: usize = 65_536;
 
 /// Open waiting calls; beyond that a waiting acquire is answered at once (section 9).
@@ -479,8 +481,9 @@ impl Gate {
     /// Puts a bounded command into the inbox.
     fn send(&self, message: Message) -> Result<(), GateError> {
         let inner = &self.inner;
-        if inner.inbox_len.fetch_add(1, Ordering::Relaxed) >= INBOX_MAX {
-            inner.inbox_len.fetch_sub(1, Ordering::Relaxed);
+        let commands = weight(&message);
+        if inner.inbox_len.fetch_add(commands, Ordering::Relaxed) >= INBOX_MAX {
+            inner.inbox_len.fetch_sub(commands, Ordering::Relaxed);
             return Err(GateError::Overloaded);
         }
         inner.inbox.send(message).map_err(|_| GateError::Draining)
@@ -488,7 +491,9 @@ impl Gate {
 
     /// Puts a message into the inbox that the bound on open calls already bounds.
     fn signal(&self, message: Message) {
-        self.inner.inbox_len.fetch_add(1, Ordering::Relaxed);
+        self.inner
+            .inbox_len
+            .fetch_add(weight(&message), Ordering::Relaxed);
         // Without a writer nobody needs to know.
         let _ = self.inner.inbox.send(message);
     }

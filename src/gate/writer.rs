@@ -443,7 +443,8 @@ where
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
-        let paused = self.clock.now().since(self.turned_at) > PAUSE_AFTER;
+        let paused = self.clock.now().since(self.turned_at) > PAUSE_AFTER
+            && !gathered.iter().any(is_of_the_stop);
         let mut settled_at = paused.then(|| Instant::now() + SETTLED_WITHIN);
         while commands < TURN_MAX {
             let message = match settled_at {
@@ -460,7 +461,7 @@ where
             commands += weight(&message);
             gathered.push(message);
         }
-        self.received(gathered.len());
+        self.received(commands);
         gathered
     }
 
@@ -686,7 +687,7 @@ where
                     aged_in.map_or(left, |span| left.min(Duration::from_millis(span.millis())));
                 match self.messages.recv_timeout(left) {
                     Ok(message) => {
-                        self.received(1);
+                        self.received(weight(&message));
                         if let Some(done) = self.answer_without_store(message) {
                             let _ = done.send(());
                             return None;
@@ -791,15 +792,16 @@ where
     }
 }
 
+/// A stop waits for nothing.
 fn is_of_the_stop(message: &Message) -> bool {
     matches!(message, Message::RefuseWaiting | Message::Close { .. })
 }
 
-/// How much of a turn's bound a message takes.
-fn weight(message: &Message) -> usize {
+/// How much of a turn's bound, and of the inbox's, a message takes.
+pub(super) fn weight(message: &Message) -> usize {
     match message {
-        Message::Commands { commands, .. } => commands.len(),
-        Message::Watch { tickets, .. } => tickets.len(),
+        Message::Commands { commands, .. } => commands.len().max(1),
+        Message::Watch { tickets, .. } => tickets.len().max(1),
         Message::Acquire { .. }
         | Message::EndWait(_)
         | Message::Gone(_)
