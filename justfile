@@ -43,9 +43,14 @@ bench *ARGS:
 mutants *ARGS:
     cargo mutants --package kvgate-core {{ ARGS }}
 
-# the long runs: many more random cases, on release code
-nightly CASES="20000":
+# seeds of the simulation of the whole gate, on release code; a failing seed prints its last events
+seeds COUNT="1500":
+    KVGATE_SIM_SEEDS={{ COUNT }} cargo test --release --locked -p kvgate-sim --test seeds -- --nocapture
+
+# the long runs: many more random cases and seeds, on release code
+nightly CASES="20000" SEEDS="10000":
     PROPTEST_CASES={{ CASES }} cargo test --release --locked -p kvgate-core
+    KVGATE_SIM_SEEDS={{ SEEDS }} cargo test --release --locked -p kvgate-sim --test seeds
     KVGATE_REAL=1 cargo test --release --locked --workspace
 
 # everything of docs/ci.md, with its time caps
