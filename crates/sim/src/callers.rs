@@ -179,9 +179,6 @@ impl Caller {
                 }
                 return;
             }
-            if dice.one_in(20) {
-                asked.session = asked.session.clone();
-            }
         }
         self.attempt += 1;
         let tokens = match dice.between(1, 40) {
