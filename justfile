@@ -47,9 +47,14 @@ mutants *ARGS:
 sabotage *WORDS:
     python3 tests/sabotage.py {{ WORDS }}
 
-# the long runs: many more random cases and kills, on release code
-nightly CASES="20000" ROUNDS="200":
+# seeds of the simulation of the whole gate, on release code; a failing seed prints its last events
+seeds COUNT="1500":
+    KVGATE_SIM_SEEDS={{ COUNT }} cargo test --release --locked -p kvgate-sim --test seeds -- --nocapture
+
+# the long runs: many more random cases, seeds and kills, on release code
+nightly CASES="20000" ROUNDS="200" SEEDS="10000":
     PROPTEST_CASES={{ CASES }} cargo test --release --locked -p kvgate-core
+    KVGATE_SIM_SEEDS={{ SEEDS }} cargo test --release --locked -p kvgate-sim --test seeds
     KVGATE_REAL=1 KVGATE_TORTURE_ROUNDS={{ ROUNDS }} cargo test --release --locked --workspace
     KVGATE_CHURN=1000000 cargo test --release --locked -p kvgate --test it durable::churn
     cargo bench --bench restart

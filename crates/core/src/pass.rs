@@ -175,15 +175,14 @@ impl Turn {
         if let Some(asked) = &ticket.asked {
             self.machine.state.tally.bypass(asked.terms.scope, reason);
         }
-        match self.machine.presences.get(row) {
-            Some(Presence::Calls(_)) => {
-                self.machine.presences.clear(row);
-            }
+        let presence = match self.machine.presences.get(row) {
+            Some(Presence::Calls(_)) => Presence::InFlight,
             Some(
                 Presence::Away(_) | Presence::InFlight | Presence::Unclaimed(_) | Presence::Untold,
             )
-            | None => self.machine.presences.set(row, Presence::Untold),
-        }
+            | None => Presence::Untold,
+        };
+        self.machine.presences.set(row, presence);
         let bypassed = Ticket {
             stage: Stage::Ended(Ended {
                 at: self.now,

@@ -18,7 +18,7 @@ pub(crate) enum Presence {
     Calls(u32),
     /// A waiter whose caller is away; dropped at this time.
     Away(Timestamp),
-    /// A grant whose answer is being written.
+    /// A grant or a bypass whose answer is being written.
     InFlight,
     /// A grant without a caller; taken back at this time.
     Unclaimed(Timestamp),

@@ -214,7 +214,7 @@ impl Turn {
     }
 
     /// What a decided ticket is told when it asks again. An acquire claims a grant; the answer to a
-    /// watch is on its way and may be lost yet. A bypass is told (TIC4).
+    /// watch, or with a bypass, is on its way and may be lost yet (TIC4).
     fn told_again(&mut self, ticket: &Ticket, acquire: Option<&Acquire>) -> Answer {
         let mut answer = self.machine.answer(ticket);
         // A marker that stood before its acquire answers with what the acquire brought.
@@ -230,13 +230,10 @@ impl Turn {
                 }
                 self.claim(ticket);
             }
-            Stage::Held(_) => {
+            Stage::Held(_) | Stage::Ended(_) => {
                 if self.machine.presences.get(ticket.row).is_some() {
                     self.machine.presences.set(ticket.row, Presence::InFlight);
                 }
-            }
-            Stage::Ended(_) => {
-                self.machine.presences.clear(ticket.row);
             }
         }
         answer
@@ -319,6 +316,7 @@ impl Turn {
                 let answer = self.machine.first_answer(&bypassed);
                 // Remembered in memory only (section 9): no record, no seq.
                 self.machine.state.put(bypassed);
+                self.machine.presences.set(row, Presence::InFlight);
                 self.reply_acquire(tag, None, answer);
             }
         }
@@ -447,10 +445,11 @@ impl Turn {
                         .presences
                         .set(ticket.row, Presence::Unclaimed(until));
                 }
-                Stage::Ended(ended) if matches!(ended.how, EndHow::Bypassed(_)) => {
+                // One that arrived before, by another call, stays told.
+                Stage::Ended(_) if presence == Some(Presence::InFlight) => {
                     self.machine.presences.set(ticket.row, Presence::Untold);
                 }
-                Stage::Held(_) | Stage::Waiting { .. } | Stage::Ended(_) => {}
+                Stage::Ended(_) | Stage::Held(_) | Stage::Waiting { .. } => {}
             }
         }
         self.reply(tag, None, Reply::Done);

@@ -108,10 +108,14 @@ pub(crate) struct Audit {
     renewed: BTreeMap<RowNo, (Timestamp, Timestamp)>,
     held: u64,
     reserved: u128,
-    leases: BTreeMap<LeaseId, RowNo>,
+    /// Every lease that was ever kept, with its row and ticket.
+    leases: BTreeMap<LeaseId, (RowNo, TicketId)>,
     claimed: BTreeSet<LeaseId>,
     /// When the last call of a waiter ended.
     away: BTreeMap<TicketId, Timestamp>,
+    /// Bypasses whose answer was written whole, and in which turn the core heard of it.
+    told: BTreeMap<TicketId, u64>,
+    turn: u64,
     /// Bypasses that live in memory only, and since when.
     immediate: BTreeMap<TicketId, Timestamp>,
     /// First enqueues that a dropped ticket, or one whose grant was taken back, brings back (TIC3).
@@ -212,6 +216,7 @@ impl Audit {
 
     /// A turn begins (TIM3).
     pub(crate) fn turn_begins(&mut self, now: Timestamp) {
+        self.turn += 1;
         let judged_at = self.judged_at();
         let gap = now.since(self.last_turn);
         let first = std::mem::take(&mut self.fresh);
@@ -264,6 +269,11 @@ impl Audit {
     /// The answer with this lease was written whole, or the lease was renewed.
     pub(crate) fn claimed(&mut self, lease: LeaseId) {
         self.claimed.insert(lease);
+    }
+
+    /// The answer with this bypass was written whole.
+    pub(crate) fn told_bypass(&mut self, ticket: &TicketId) {
+        self.told.entry(ticket.clone()).or_insert(self.turn);
     }
 
     /// A call of this ticket ended.
@@ -382,6 +392,7 @@ impl Audit {
         }
         match (old.as_ref().map(|old| &old.stage), &ticket.stage) {
             (None, Stage::Waiting { since }) => {
+                self.told.remove(&ticket.id);
                 if let Some(first) = self.clocks.get(&ticket.id) {
                     hold!(
                         "I6",
@@ -527,8 +538,12 @@ impl Audit {
         } else {
             "grant at once"
         });
-        if let Some(row) = self.leases.insert(lease, ticket.row) {
-            return broken("I8", format!("lease {lease} was given to {row:?} before"));
+        let of = (ticket.row, ticket.id.clone());
+        if let Some((_, before)) = self.leases.insert(lease, of) {
+            return broken(
+                "I8",
+                format!("lease {lease} was given to {before:?} before"),
+            );
         }
         hold!("I5", turn.is_some(), "a start granted {:?}", ticket.id);
         let Some(turn) = turn else { return Ok(()) };
@@ -725,7 +740,7 @@ impl Audit {
                 self.answer(answer)?;
                 self.once_finished(answer, turn)?;
                 if let Outcome::Bypass(reason) = answer.outcome {
-                    self.bypassed(answer, reason, turn.now);
+                    self.bypassed(answer, reason, turn.now)?;
                 }
                 if answer.repeated {
                     self.count("repeated answer");
@@ -734,8 +749,8 @@ impl Audit {
             Reply::Acquire(Err(_)) => self.count("acquire refused"),
             Reply::Left(Some(answer)) => self.answer(answer)?,
             Reply::Lease(Ok(view)) => {
-                let row = self.leases.get(&view.lease.id).copied();
-                hold!("I10", row.is_some(), "{} is not kept", view.lease.id);
+                let known = self.leases.contains_key(&view.lease.id);
+                hold!("I10", known, "{} is not kept", view.lease.id);
             }
             _ => {}
         }
@@ -760,25 +775,35 @@ impl Audit {
         Ok(())
     }
 
-    fn bypassed(&mut self, answer: &Answer, reason: BypassReason, now: Timestamp) {
+    fn bypassed(&mut self, answer: &Answer, reason: BypassReason, now: Timestamp) -> Held {
         let from_line = self.marked.contains(&answer.ticket)
             || self.live(&answer.ticket).is_some_and(|ticket| {
                 matches!(&ticket.stage, Stage::Ended(ended)
                 if matches!(ended.how, EndHow::Bypassed(_))
                     && self.forgot_at.since(ended.at) < FINISHED_FOR)
             });
-        if from_line || answer.repeated {
-            return;
-        }
-        let known = self
-            .immediate
+        let known = from_line
+            || self
+                .immediate
+                .get(&answer.ticket)
+                .is_some_and(|at| self.forgot_at.since(*at) < FINISHED_FOR);
+        let told = self
+            .told
             .get(&answer.ticket)
-            .is_some_and(|at| self.forgot_at.since(*at) < FINISHED_FOR);
-        if !known {
+            .is_some_and(|at| *at < self.turn);
+        hold!(
+            "I3",
+            answer.repeated || !known || !told,
+            "{:?} was told {reason:?} for the first time, and was told before",
+            answer.ticket
+        );
+        if !known && !answer.repeated {
+            self.told.remove(&answer.ticket);
             self.bypassed_at_once += 1;
             self.count(bypass_name(reason));
             self.immediate.insert(answer.ticket.clone(), now);
         }
+        Ok(())
     }
 
     fn live(&self, id: &TicketId) -> Option<&Ticket> {
@@ -799,10 +824,7 @@ impl Audit {
         let ticket = self.live(&answer.ticket);
         match &answer.outcome {
             Outcome::Admit { lease, .. } => {
-                let row = self.leases.get(lease);
-                let of = row
-                    .and_then(|row| self.tickets.get(row))
-                    .map(|ticket| &ticket.id);
+                let of = self.leases.get(lease).map(|(_, ticket)| ticket);
                 hold!(
                     "I10",
                     of == Some(&answer.ticket),
@@ -852,7 +874,7 @@ impl Audit {
         let row = self
             .leases
             .get(&lease)
-            .and_then(|row| self.tickets.get(row));
+            .and_then(|(row, _)| self.tickets.get(row));
         let holds = row
             .is_some_and(|ticket| matches!(&ticket.stage, Stage::Held(held) if held.id == lease));
         hold!("I10", !holds, "{lease} was told as released and is held");
@@ -875,7 +897,7 @@ impl Audit {
     pub(crate) fn renewed(&mut self, lease: LeaseId, ends_at: Timestamp, now: Timestamp) {
         self.claimed.insert(lease);
         self.count("renewal");
-        let Some(row) = self.leases.get(&lease).copied() else {
+        let Some((row, _)) = self.leases.get(&lease).cloned() else {
             return;
         };
         let Some(Stage::Held(held)) = self.tickets.get(&row).map(|ticket| &ticket.stage) else {
@@ -1037,6 +1059,7 @@ impl Audit {
         }
         self.immediate.clear();
         self.marked.clear();
+        self.told.clear();
         let bypassed = self
             .tally
             .scopes
@@ -1153,7 +1176,7 @@ impl Audit {
                 self.away.insert(ticket.id.clone(), now);
             }
         }
-        for (lease, row) in &self.leases {
+        for (lease, (row, _)) in &self.leases {
             if matches!(
                 self.tickets.get(row).map(|ticket| &ticket.stage),
                 Some(Stage::Held(_))

@@ -171,17 +171,14 @@ impl Caller {
 
     fn begin(&mut self, manner: Manner, dice: &mut Dice) {
         self.retries = 0;
-        if let Some(asked) = &mut self.asked {
-            if dice.one_in(25) {
-                // The same ticket once more, as it was or with other numbers.
-                if dice.one_in(3) {
-                    asked.sent = Sent::Sum(Tokens::clamped(u128::from(dice.between(1, 50))));
-                }
-                return;
+        if let Some(asked) = &mut self.asked
+            && dice.one_in(25)
+        {
+            // The same ticket once more, as it was or with other numbers.
+            if dice.one_in(3) {
+                asked.sent = Sent::Sum(Tokens::clamped(u128::from(dice.between(1, 50))));
             }
-            if dice.one_in(20) {
-                asked.session = asked.session.clone();
-            }
+            return;
         }
         self.attempt += 1;
         let tokens = match dice.between(1, 40) {

@@ -1085,11 +1085,10 @@ impl Run {
     ) {
         match &command {
             Command::Gone(ticket) => self.audit.away(ticket, now),
-            Command::Delivered(delivery) => {
-                if let Some(lease) = delivery.lease {
-                    self.audit.claimed(lease);
-                }
-            }
+            Command::Delivered(delivery) => match delivery.lease {
+                Some(lease) => self.audit.claimed(lease),
+                None => self.audit.told_bypass(&delivery.ticket),
+            },
             _ => {}
         }
         turn.handle(command);

@@ -209,6 +209,8 @@ enum Caller {
     Unclaimed(u64),
     /// A bypass that nobody was told.
     Untold,
+    /// A bypass whose answer is on its way.
+    Telling,
 }
 
 #[derive(Clone, Debug)]
@@ -577,7 +579,10 @@ impl Model {
             answer.reservation = self.reservation(ask.numbers);
             answer.session = Some(ask.session);
         }
-        self.claim(index);
+        match self.tickets[index].caller {
+            Caller::Untold | Caller::Telling => self.tickets[index].caller = Caller::Telling,
+            _ => self.claim(index),
+        }
         self.say(Said::Answer(answer), false);
     }
 
@@ -659,6 +664,7 @@ impl Model {
                     epoch: self.epoch,
                     only_in_memory: true,
                 };
+                self.tickets[index].caller = Caller::Telling;
                 let answer = self.first(index);
                 self.say(Said::Answer(answer), false);
             }
@@ -756,7 +762,7 @@ impl Model {
         let ticket = &mut self.tickets[index];
         let since = ticket.stage.since();
         ticket.caller = match ticket.caller {
-            Caller::Calls(_) => Caller::Told,
+            Caller::Calls(_) => Caller::Telling,
             _ => Caller::Untold,
         };
         ticket.stage = Stage::Ended {
@@ -980,10 +986,9 @@ impl Model {
                 Stage::Held { .. } if ticket.caller == Caller::OnItsWay => {
                     ticket.caller = Caller::Unclaimed(until);
                 }
-                Stage::Ended {
-                    how: EndHow::Bypassed(_),
-                    ..
-                } => ticket.caller = Caller::Untold,
+                Stage::Ended { .. } if ticket.caller == Caller::Telling => {
+                    ticket.caller = Caller::Untold;
+                }
                 _ => {}
             }
         }
@@ -1005,6 +1010,7 @@ impl Model {
                     let ticket = &mut self.tickets[index];
                     ticket.caller = match ticket.caller {
                         Caller::Unclaimed(_) | Caller::OnItsWay => Caller::OnItsWay,
+                        Caller::Untold | Caller::Telling => Caller::Telling,
                         _ => Caller::Told,
                     };
                     Watched::Decided(answer)

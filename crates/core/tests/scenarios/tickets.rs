@@ -538,6 +538,29 @@ fn tic4_a_bypass_that_could_not_be_written() {
     assert!(answer(&gate.ask("t", 950_000)).repeated);
 }
 
+/// TIC1, TIC4: a bypass that arrived once is repeated from then on, though the answer to a later
+/// call of it was lost.
+#[test]
+fn tic4_a_bypass_that_arrived_stays_told() {
+    let mut gate = Gate::new();
+    gate.ask("t", 950_000);
+    gate.deliver("t", None);
+    assert!(answer(&gate.ask("t", 950_000)).repeated);
+    gate.undeliver("t", None);
+    assert!(answer(&gate.ask("t", 950_000)).repeated);
+    // One that was lost is told as the first time until it arrives.
+    gate.ask("u", 950_000);
+    gate.undeliver("u", None);
+    for _ in 0..2 {
+        assert!(!answer(&gate.ask("u", 950_000)).repeated);
+        gate.undeliver("u", None);
+    }
+    assert!(!answer(&gate.ask("u", 950_000)).repeated);
+    gate.deliver("u", None);
+    gate.undeliver("u", None);
+    assert!(answer(&gate.ask("u", 950_000)).repeated);
+}
+
 /// TIC4: a grant is claimed by its delivery, by a renewal or by a repeated acquire; what comes
 /// later, or belongs to another lease, does not undo it.
 #[test]
