@@ -46,7 +46,7 @@ fn ballast_bytes(live: u64) -> u64 {
 }
 
 /// Makes a ballast of the right size, where that leaves enough room for everything else. One that
-/// is a little large, or not yet half as large as it should be, is left.
+/// is up to four times as large as it should be is left.
 pub(super) fn lay(disk: &dyn Disk, live: u64) -> io::Result<()> {
     let wanted = ballast_bytes(live);
     let there = disk.find(BALLAST_NAME)?.map_or(0, |found| found.len);

@@ -67,6 +67,7 @@ struct State {
     log: Vec<Event>,
     capacity: Option<u64>,
     intruder: Option<(When, Vec<u8>)>,
+    no_links: bool,
     plan: Option<Plan>,
     /// Operations that the plan's error can hit, so far.
     operations: usize,
@@ -192,6 +193,11 @@ impl SimDisk {
         self.state().intruder = Some((when, content));
     }
 
+    /// A file has one name only, as on some file systems.
+    pub fn without_links(&self) {
+        self.state().no_links = true;
+    }
+
     pub fn set_capacity(&self, bytes: u64) {
         self.state().capacity = Some(bytes);
     }
@@ -248,6 +254,9 @@ impl Disk for SimDisk {
         state.may(Kind::Names)?;
         let file = *state.names.get(name).ok_or_else(missing)?;
         state.intrude(When::BeforeLink, second);
+        if state.no_links {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         if state.names.contains_key(second) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
