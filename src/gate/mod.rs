@@ -621,9 +621,7 @@ pub struct Receipt {
 impl Receipt {
     /// The answer was written whole to a connection that is still open.
     pub fn written(mut self) {
-        if let Some(delivery) = self.delivery.take()
-            && delivery.lease.is_some()
-        {
+        if let Some(delivery) = self.delivery.take() {
             self.gate
                 .signal(Message::Signal(Command::Delivered(delivery)));
         }

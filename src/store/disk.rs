@@ -11,14 +11,20 @@ use std::sync::Arc;
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
 
+/// What stays the same when a file is renamed, and differs from every other file there.
+pub type FileId = (u64, u64);
+
 /// What is known of a file without opening it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
     /// Its length in bytes.
     pub len: u64,
-    /// What stays the same when it is renamed, and differs from every other file there.
-    pub id: (u64, u64),
+    /// Which one it is.
+    pub id: FileId,
 }
+
+/// An open file, and which one it is.
+pub type Open = (Arc<dyn StorageBackend>, FileId);
 
 /// One directory. Names are plain file names in it. Changes of names are atomic, and durable after
 /// [`Disk::sync`]; bytes are durable after the file's own sync.
@@ -42,13 +48,13 @@ pub trait Disk: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// From the operating system; also when it is missing.
-    fn open(&self, name: &str) -> io::Result<Arc<dyn StorageBackend>>;
+    fn open(&self, name: &str) -> io::Result<Open>;
 
     /// Makes a new, empty file.
     ///
     /// # Errors
     /// From the operating system; also when something has that name.
-    fn create(&self, name: &str) -> io::Result<Arc<dyn StorageBackend>>;
+    fn create(&self, name: &str) -> io::Result<Open>;
 
     /// Gives a file a second name.
     ///
@@ -103,9 +109,10 @@ impl FsDisk {
         }
     }
 
-    fn opened(file: File) -> io::Result<Arc<dyn StorageBackend>> {
+    fn opened(file: File) -> io::Result<Open> {
+        let id = file_id(&file.metadata()?);
         let backend = FileBackend::new(file).map_err(io::Error::other)?;
-        Ok(Arc::new(backend))
+        Ok((Arc::new(backend), id))
     }
 }
 
@@ -142,7 +149,7 @@ impl Disk for FsDisk {
         }
     }
 
-    fn open(&self, name: &str) -> io::Result<Arc<dyn StorageBackend>> {
+    fn open(&self, name: &str) -> io::Result<Open> {
         let file = File::options()
             .read(true)
             .write(true)
@@ -150,7 +157,7 @@ impl Disk for FsDisk {
         Self::opened(file)
     }
 
-    fn create(&self, name: &str) -> io::Result<Arc<dyn StorageBackend>> {
+    fn create(&self, name: &str) -> io::Result<Open> {
         let file = File::options()
             .read(true)
             .write(true)
@@ -195,13 +202,13 @@ impl Disk for FsDisk {
 }
 
 #[cfg(unix)]
-fn file_id(metadata: &fs::Metadata) -> (u64, u64) {
+fn file_id(metadata: &fs::Metadata) -> FileId {
     use std::os::unix::fs::MetadataExt;
     (metadata.dev(), metadata.ino())
 }
 
 #[cfg(not(unix))]
-fn file_id(_metadata: &fs::Metadata) -> (u64, u64) {
+fn file_id(_metadata: &fs::Metadata) -> FileId {
     (0, 0)
 }
 

@@ -14,7 +14,7 @@ mod space;
 mod start;
 mod tables;
 
-pub use self::disk::{Disk, Found, FsDisk};
+pub use self::disk::{Disk, FileId, Found, FsDisk, Open};
 pub use self::error::{CommitError, OpenError};
 pub use self::logical::{CopyError, CopyPieces, moved_on, read_copy};
 pub use self::migrations::{STEPS, Step};

@@ -1,6 +1,7 @@
 //! The store on redb: one transaction per turn, durable before it returns (DUR1).
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use kvgate_core::policy::{EPOCHS_MAX, STARTS_MAX};
 use kvgate_core::record::Record;
@@ -183,7 +184,7 @@ const NUMBER: usize = size_of::<u64>();
 
 impl RedbStore {
     pub(super) fn new(database: Database, disk: Arc<dyn Disk>, rows: Rows) -> Self {
-        let watch = Mutex::new(Watch::new(&*disk));
+        let watch = Mutex::new(Watch::new(&*disk, Instant::now()));
         Self {
             database,
             disk,
@@ -205,7 +206,7 @@ impl RedbStore {
         self.watch
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .look(&*self.disk, self.rows.live)
+            .look(&*self.disk, self.rows.live, Instant::now())
     }
 
     /// Gives the room of the ballast to the store. A commit that fails for want of room does so by

@@ -46,7 +46,7 @@ fn ballast_bytes(live: u64) -> u64 {
 }
 
 /// Makes a ballast of the right size, where that leaves enough room for everything else. One that
-/// is a little large, or not yet half as large as it should be, is left.
+/// is up to four times as large as it should be is left.
 pub(super) fn lay(disk: &dyn Disk, live: u64) -> io::Result<()> {
     let wanted = ballast_bytes(live);
     let there = disk.find(BALLAST_NAME)?.map_or(0, |found| found.len);
@@ -79,8 +79,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub fn new(disk: &dyn Disk) -> Self {
-        let now = Instant::now();
+    pub fn new(disk: &dyn Disk, now: Instant) -> Self {
         Self {
             looked: now,
             space: space(disk),
@@ -90,8 +89,7 @@ impl Watch {
 
     /// The space, at most a second old. Now and then a ballast that was given away, or that the
     /// store has outgrown, is made anew.
-    pub fn look(&mut self, disk: &dyn Disk, live: u64) -> Space {
-        let now = Instant::now();
+    pub fn look(&mut self, disk: &dyn Disk, live: u64, now: Instant) -> Space {
         if now.duration_since(self.looked) >= LOOK_EVERY {
             if now.duration_since(self.laid) >= LAY_EVERY {
                 self.laid = now;
@@ -103,5 +101,43 @@ impl Watch {
             self.space = space(disk);
         }
         self.space
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::disk::FsDisk;
+    use super::*;
+
+    /// DUR4: the room is looked at once a second, and a ballast that was given away, or that the
+    /// store has outgrown, is laid again while the store is open.
+    #[test]
+    fn the_ballast_comes_back_and_grows() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = FsDisk::new(directory.path());
+        let begin = Instant::now();
+        let mut watch = Watch::new(&disk, begin);
+        let size = || disk.find(BALLAST_NAME).unwrap().map(|found| found.len);
+        let free = disk.free().unwrap();
+        let fits = free > 4 * LOW;
+        let first = watch.look(&disk, 0, begin + LOOK_EVERY / 2);
+        assert_eq!((first, size()), (watch.space, None));
+        watch.look(&disk, 0, begin + LOOK_EVERY);
+        assert_eq!(size(), None, "not yet");
+        watch.look(&disk, 0, begin + LAY_EVERY);
+        assert_eq!(size(), fits.then_some(BALLAST_MIN));
+        assert_eq!(give_way(&disk), fits);
+        assert!(!give_way(&disk));
+        watch.look(&disk, BALLAST_MIN, begin + 2 * LAY_EVERY);
+        assert_eq!(size(), fits.then_some(BALLAST_MIN / 2 * 3));
+    }
+
+    /// DUR4: 32 MiB at least, and one and a half times the live bytes.
+    #[test]
+    fn the_ballast_is_as_large_as_a_rewrite_needs() {
+        assert_eq!(ballast_bytes(0), 32 << 20);
+        assert_eq!(ballast_bytes(20 << 20), 32 << 20);
+        assert_eq!(ballast_bytes(40 << 20), 60 << 20);
+        assert_eq!(ballast_bytes(u64::MAX), u64::MAX);
     }
 }

@@ -5,13 +5,14 @@
 //! removed at the next start.
 
 use std::io;
-use std::path::Path;
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvgate_core::store::{Image, Opened};
 use redb::{Database, ReadableDatabase, StorageBackend};
 
-use super::disk::{Disk, FsDisk, Shared};
+use super::disk::{Disk, FileId, Found, FsDisk, Shared};
 use super::error::{CommitError, OpenError, damaged_or_io, io_error, open_error};
 use super::migrations::{META, SCHEMA, STEPS, Step};
 use super::peek::{peek, was_closed};
@@ -86,11 +87,11 @@ pub fn write_new(disk: &dyn Disk, image: &Image) -> Result<(), OpenError> {
         return Err(at.io(io::ErrorKind::AlreadyExists.into()));
     }
     at.discard_unused(FRESH)?;
-    let (database, _) = at.write_fresh(image, STEPS)?;
+    let Fresh { database, id, .. } = at.write_fresh(image, STEPS)?;
     database
         .close()
         .map_err(|error| open_error(&at.path, error))?;
-    if at.publish_first()? {
+    if at.publish_first(id)? {
         Ok(())
     } else {
         Err(at.io(io::ErrorKind::AlreadyExists.into()))
@@ -102,8 +103,8 @@ fn start(disk: &Arc<dyn Disk>, steps: &[Step]) -> Result<Opened<RedbStore>, Open
     disk.prepare().map_err(|error| at.io(error))?;
     if at.find()?.is_none() {
         at.discard_unused(FRESH)?;
-        let (database, rows) = at.write_fresh(&Image::default(), steps)?;
-        if at.publish_first()? {
+        let Fresh { database, rows, id } = at.write_fresh(&Image::default(), steps)?;
+        if at.publish_first(id)? {
             return Ok(Opened {
                 store: RedbStore::new(database, Arc::clone(disk), rows),
                 image: Image::default(),
@@ -127,17 +128,19 @@ fn start(disk: &Arc<dyn Disk>, steps: &[Step]) -> Result<Opened<RedbStore>, Open
             .saturating_mul(rows.live)
             .saturating_add(BLOAT_PLUS);
     if look.unclean || migrates || bloated {
-        match at.rewrite(&look.file, &image, steps) {
-            Ok((database, rows)) => {
+        let rewritten = at.rewrite(&look.file, &image, steps).inspect_err(|_| {
+            // A part of a store would only take room until the next start.
+            drop(disk.remove(FRESH));
+        });
+        match rewritten {
+            Ok(Fresh { database, rows, .. }) => {
                 return Ok(Opened {
                     store: RedbStore::new(database, Arc::clone(disk), rows),
                     image,
                 });
             }
             // The file as it stands is good, only large.
-            Err(error) if error.is_full() && !look.unclean && !migrates => {
-                disk.remove(FRESH).map_err(|error| at.io(error))?;
-            }
+            Err(error) if error.is_full() && !look.unclean && !migrates => {}
             Err(error) => return Err(error),
         }
     }
@@ -209,10 +212,17 @@ struct Look {
     len: u64,
 }
 
+/// A store that was written, and is locked, under its first name.
+struct Fresh {
+    database: Database,
+    rows: Rows,
+    id: FileId,
+}
+
 /// The directory in which a start goes on.
 struct Place<'a> {
     disk: &'a dyn Disk,
-    path: std::path::PathBuf,
+    path: PathBuf,
 }
 
 impl<'a> Place<'a> {
@@ -227,21 +237,20 @@ impl<'a> Place<'a> {
         io_error(&self.path, error)
     }
 
-    fn find(&self) -> Result<Option<super::disk::Found>, OpenError> {
+    fn find(&self) -> Result<Option<Found>, OpenError> {
         self.disk.find(FILE_NAME).map_err(|error| self.io(error))
     }
 
     /// Finds out what the file is; it keeps its bytes whatever that is (DUR5).
     fn look(&self, steps: &[Step]) -> Result<Look, OpenError> {
         let known = u32::try_from(steps.len()).unwrap_or(u32::MAX);
-        let before = self.find()?;
-        if before.is_some_and(|found| found.len == 0) {
+        if self.find()?.is_some_and(|found| found.len == 0) {
             return Err(OpenError::Foreign(self.path.clone()));
         }
-        let file = self.disk.open(FILE_NAME).map_err(|error| self.io(error))?;
+        let (file, id) = self.disk.open(FILE_NAME).map_err(|error| self.io(error))?;
         let database = peek(&file, CACHE_BYTES).map_err(|error| open_error(&self.path, error))?;
         // It may have been replaced by its owner before it was locked here.
-        if self.find()?.map(|found| found.id) != before.map(|found| found.id) {
+        if self.find()?.is_none_or(|found| found.id != id) {
             return Err(OpenError::Locked(self.path.clone()));
         }
         let closed = was_closed(&file).map_err(|error| self.io(error))?;
@@ -305,7 +314,7 @@ impl<'a> Place<'a> {
     fn copy(&self, file: &Arc<dyn StorageBackend>, name: &str) -> Result<(), OpenError> {
         let copy = || {
             self.disk.remove(COPY)?;
-            let to = self.disk.create(COPY)?;
+            let (to, _) = self.disk.create(COPY)?;
             let len = file.len()?;
             to.set_len(len)?;
             let mut piece = vec![0; COPY_PIECE];
@@ -327,32 +336,51 @@ impl<'a> Place<'a> {
     }
 
     /// Writes a store under another name, durable when this returns, and keeps it open and locked.
-    fn write_fresh(&self, image: &Image, steps: &[Step]) -> Result<(Database, Rows), OpenError> {
-        let file = self.disk.create(FRESH).map_err(|error| self.io(error))?;
+    fn write_fresh(&self, image: &Image, steps: &[Step]) -> Result<Fresh, OpenError> {
+        let in_use = || OpenError::Locked(self.path.clone());
+        let (file, id) = self
+            .disk
+            .create(FRESH)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => in_use(),
+                _ => self.io(error),
+            })?;
         let database = self.open(&file)?;
+        // Before it was locked here, another process may have taken it for a leftover.
+        if !self.is_fresh(id)? {
+            return Err(in_use());
+        }
         let rows = fill(&database, image, steps).map_err(|error| match error {
             CommitError::Redb(error) => damaged_or_io(&self.path, error),
             other => OpenError::from(other),
         })?;
-        Ok((database, rows))
+        Ok(Fresh { database, rows, id })
+    }
+
+    /// Whether the file that is being written has its name still.
+    fn is_fresh(&self, id: FileId) -> Result<bool, OpenError> {
+        let found = self.disk.find(FRESH).map_err(|error| self.io(error))?;
+        Ok(found.is_some_and(|found| found.id == id))
     }
 
     /// Gives the fresh store its name unless there is a store. Says whether there was none.
-    fn publish_first(&self) -> Result<bool, OpenError> {
+    fn publish_first(&self, id: FileId) -> Result<bool, OpenError> {
+        if !self.is_fresh(id)? {
+            return Err(OpenError::Locked(self.path.clone()));
+        }
         let published = match self.disk.link(FRESH, FILE_NAME) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
             // No second names on this file system.
             Err(_) if self.find()?.is_some() => Ok(false),
             Err(_) => self.disk.rename(FRESH, FILE_NAME).map(|()| true),
-        };
-        published
-            .and_then(|published| {
-                self.disk.remove(FRESH)?;
-                self.disk.sync()?;
-                Ok(published)
-            })
-            .map_err(|error| self.io(error))
+        }
+        .map_err(|error| self.io(error))?;
+        if self.is_fresh(id)? {
+            self.disk.remove(FRESH).map_err(|error| self.io(error))?;
+        }
+        self.disk.sync().map_err(|error| self.io(error))?;
+        Ok(published)
     }
 
     /// Writes a fresh file and puts it in the place of the old one, which is kept. The caller holds
@@ -362,7 +390,7 @@ impl<'a> Place<'a> {
         file: &Arc<dyn StorageBackend>,
         image: &Image,
         steps: &[Step],
-    ) -> Result<(Database, Rows), OpenError> {
+    ) -> Result<Fresh, OpenError> {
         let fresh = self.write_fresh(image, steps)?;
         // The name must not be free for an instant, or a power cut there would leave no store. So
         // the old one gets a second name, or is copied where a file cannot have two.
@@ -379,16 +407,15 @@ impl<'a> Place<'a> {
 
     /// Removes what an interrupted creation left, unless a process is at it.
     fn discard_unused(&self, name: &str) -> Result<(), OpenError> {
-        let found = self.disk.find(name).map_err(|error| self.io(error))?;
-        if found.is_some() {
-            let file = self.disk.open(name).map_err(|error| self.io(error))?;
-            let everything = (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded);
-            if let Ok(false) = file.try_lock_range(everything.0, everything.1) {
-                return Err(OpenError::Locked(self.path.clone()));
-            }
-            self.disk.remove(name).map_err(|error| self.io(error))?;
+        let file = match self.disk.open(name) {
+            Ok((file, _)) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(self.io(error)),
+        };
+        if let Ok(false) = file.try_lock_range(Bound::Unbounded, Bound::Unbounded) {
+            return Err(OpenError::Locked(self.path.clone()));
         }
-        Ok(())
+        self.disk.remove(name).map_err(|error| self.io(error))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::store::tokens;
 /// How many leases go through the store; the nightly run sets a million.
 const COUNT: &str = "KVGATE_CHURN";
 
-fn ticket(number: u64, held: bool) -> Ticket {
+pub fn ticket(number: u64, held: bool) -> Ticket {
     let at = Timestamp::from_millis(1_000_000 + number);
     let id = LeaseId {
         issue: Issue(number),

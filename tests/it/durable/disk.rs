@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvgate::store::{Disk, Found};
+use kvgate::store::{Disk, Found, Open};
 use redb::StorageBackend;
 
 /// What a power cut may tear a write at.
@@ -52,6 +52,13 @@ enum Kind {
     Names,
 }
 
+/// When another process puts its own file in the place of the named one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum When {
+    AfterOpen,
+    BeforeLink,
+}
+
 #[derive(Debug, Default)]
 struct State {
     /// Contents, and the room that is taken beyond them.
@@ -59,6 +66,8 @@ struct State {
     names: BTreeMap<String, usize>,
     log: Vec<Event>,
     capacity: Option<u64>,
+    intruder: Option<(When, Vec<u8>)>,
+    no_links: bool,
     plan: Option<Plan>,
     /// Operations that the plan's error can hit, so far.
     operations: usize,
@@ -96,6 +105,17 @@ impl State {
             return Err(plan.error.into());
         }
         Ok(())
+    }
+
+    fn intrude(&mut self, now: When, name: &str) {
+        if let Some((when, content)) = self.intruder.take() {
+            if when == now {
+                self.names.insert(name.to_owned(), self.files.len());
+                self.files.push((content, 0));
+            } else {
+                self.intruder = Some((when, content));
+            }
+        }
     }
 
     fn used(&self) -> u64 {
@@ -168,15 +188,23 @@ impl SimDisk {
         self.state().failed
     }
 
+    /// Lets another process come in between, once.
+    pub fn let_in(&self, when: When, content: Vec<u8>) {
+        self.state().intruder = Some((when, content));
+    }
+
+    /// A file has one name only, as on some file systems.
+    pub fn without_links(&self) {
+        self.state().no_links = true;
+    }
+
     pub fn set_capacity(&self, bytes: u64) {
         self.state().capacity = Some(bytes);
     }
 
-    fn opened(&self, file: usize) -> Arc<dyn StorageBackend> {
-        Arc::new(SimFile {
-            disk: self.clone(),
-            file,
-        })
+    fn opened(&self, file: usize) -> Open {
+        let disk = self.clone();
+        (Arc::new(SimFile { disk, file }), (0, file as u64))
     }
 }
 
@@ -198,15 +226,16 @@ impl Disk for SimDisk {
         }))
     }
 
-    fn open(&self, name: &str) -> io::Result<Arc<dyn StorageBackend>> {
+    fn open(&self, name: &str) -> io::Result<Open> {
         let mut state = self.state();
         state.may(Kind::Look)?;
         let file = *state.names.get(name).ok_or_else(missing)?;
+        state.intrude(When::AfterOpen, name);
         drop(state);
         Ok(self.opened(file))
     }
 
-    fn create(&self, name: &str) -> io::Result<Arc<dyn StorageBackend>> {
+    fn create(&self, name: &str) -> io::Result<Open> {
         let mut state = self.state();
         state.may(Kind::Names)?;
         if state.names.contains_key(name) {
@@ -224,6 +253,10 @@ impl Disk for SimDisk {
         let mut state = self.state();
         state.may(Kind::Names)?;
         let file = *state.names.get(name).ok_or_else(missing)?;
+        state.intrude(When::BeforeLink, second);
+        if state.no_links {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         if state.names.contains_key(second) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }

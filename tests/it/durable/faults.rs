@@ -2,11 +2,12 @@
 
 use std::io::ErrorKind;
 
-use kvgate::store::{BALLAST_NAME, Disk, FILE_NAME, open_on};
+use kvgate::store::{BALLAST_NAME, Disk, FILE_NAME, open_on, open_with};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::store::StoreControl;
 
 use super::disk::{Dice, Durable, Files, Plan, SimDisk};
+use super::migration::TWO_STEPS;
 use super::work::{Account, Stopped, Work, work};
 
 /// Small: each operation of it fails several times.
@@ -19,14 +20,14 @@ const JOB: Work = Work {
 /// Runs the job with one fault after the other until none of its operations is left to fail.
 /// Afterwards the disk is well again: the store opens with every acknowledged turn, takes more, and
 /// survives a power cut. Gives how often a fault struck.
-fn sweep(before: &Files, begin: &MemoryStore, error: ErrorKind, sticky: bool) -> usize {
+fn sweep(before: &Files, begin: &MemoryStore, job: Work, error: ErrorKind, sticky: bool) -> usize {
     let mut struck = 0;
     for at in 0.. {
         let what = || format!("{error:?} at operation {at}, sticky: {sticky}");
         let disk = SimDisk::with(before);
         let mut account = Account::new(begin.clone());
         disk.fail(Some(Plan { at, error, sticky }));
-        let outcome = work(&disk, &mut account, JOB);
+        let outcome = work(&disk, &mut account, job);
         if disk.failed() == 0 {
             outcome.unwrap();
             return struck;
@@ -41,13 +42,13 @@ fn sweep(before: &Files, begin: &MemoryStore, error: ErrorKind, sticky: bool) ->
             );
         }
         disk.fail(None);
-        work(&disk, &mut account, JOB).unwrap_or_else(|error| panic!("{}: {error}", what()));
+        work(&disk, &mut account, job).unwrap_or_else(|error| panic!("{}: {error}", what()));
         let mut durable = Durable::with(before);
         for event in disk.log() {
             durable.take(&event);
         }
         let files = durable.cut(at % 3, &mut Dice(at as u64));
-        let opened = open_on(SimDisk::with(&files).shared())
+        let opened = open_with(SimDisk::with(&files).shared(), job.steps)
             .unwrap_or_else(|error| panic!("{}, then a power cut: {error}", what()));
         assert!(
             account.last().image() == opened.image,
@@ -58,11 +59,11 @@ fn sweep(before: &Files, begin: &MemoryStore, error: ErrorKind, sticky: bool) ->
     struck
 }
 
-fn sweeps(name: &str, before: &Files, begin: &MemoryStore) {
+fn sweeps(name: &str, before: &Files, begin: &MemoryStore, job: Work) {
     let mut counts = Vec::new();
     for error in [ErrorKind::Other, ErrorKind::StorageFull] {
         for sticky in [false, true] {
-            counts.push(sweep(before, begin, error, sticky));
+            counts.push(sweep(before, begin, job, error, sticky));
         }
     }
     println!("I/O errors, {name}: {counts:?} faults struck");
@@ -73,14 +74,26 @@ fn sweeps(name: &str, before: &Files, begin: &MemoryStore) {
 /// for good: no panic, no acknowledged turn lost, and the store opens when the fault is over.
 #[test]
 fn an_error_at_any_operation_of_a_creation_loses_nothing() {
-    sweeps("creation", &Files::new(), &MemoryStore::default());
+    sweeps("creation", &Files::new(), &MemoryStore::default(), JOB);
 }
 
 /// DUR1, DUR4: the same for a start after an unclean stop, with its rewrite.
 #[test]
 fn an_error_at_any_operation_of_a_rewrite_loses_nothing() {
     let (before, begin) = killed();
-    sweeps("rewrite", &before, &begin);
+    sweeps("rewrite", &before, &begin, JOB);
+}
+
+/// DUR1, DUR4: the same for a migration, with its copy and its rewrite.
+#[test]
+fn an_error_at_any_operation_of_a_migration_loses_nothing() {
+    let (before, begin) = killed();
+    let job = Work {
+        turns: 0,
+        steps: TWO_STEPS,
+        ..JOB
+    };
+    sweeps("migration", &before, &begin, job);
 }
 
 /// The files of a process that was killed, and what they hold.

@@ -7,6 +7,7 @@ mod flips;
 mod golden;
 mod migration;
 mod power;
+mod start;
 mod work;
 
 use kvgate_core::ids::Term;
