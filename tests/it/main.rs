@@ -10,6 +10,7 @@
 mod api_bad_input;
 mod api_contract;
 mod api_delivery;
+mod api_failing;
 mod api_security;
 mod fleet_http;
 mod gate;

@@ -2,6 +2,7 @@
 
 mod burst;
 mod commands;
+mod full_disk;
 mod kill;
 mod stop;
 

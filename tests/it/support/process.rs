@@ -32,7 +32,19 @@ pub fn binary() -> PathBuf {
 
 /// A command with nothing of this process's environment that could be taken for a setting.
 pub fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(binary());
+    command_under(&[], arguments)
+}
+
+/// The same through another program that ends by becoming the binary.
+pub fn command_under(wrapper: &[&str], arguments: &[&str]) -> Command {
+    let mut command = match wrapper {
+        [] => Command::new(binary()),
+        [program, rest @ ..] => {
+            let mut command = Command::new(program);
+            command.args(rest).arg(binary());
+            command
+        }
+    };
     command.args(arguments).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("KVGATE_") {
@@ -46,6 +58,11 @@ pub fn command(arguments: &[&str]) -> Command {
 impl Kvgate {
     /// Starts `kvgate serve` on any free port and waits until it is ready.
     pub fn serve(data: &Path, arguments: &[&str]) -> Self {
+        Self::serve_under(&[], data, arguments)
+    }
+
+    /// The same through another program, such as `prlimit`, that ends by becoming `kvgate`.
+    pub fn serve_under(wrapper: &[&str], data: &Path, arguments: &[&str]) -> Self {
         let data = data.to_str().unwrap();
         let mut all = vec![
             "serve",
@@ -57,16 +74,20 @@ impl Kvgate {
             "json",
         ];
         all.extend(arguments);
-        let mut gate = Self::start(&all);
+        let mut gate = Self::spawn(command_under(wrapper, &all));
         gate.wait_for_log("ready");
         gate
     }
 
     /// Starts a command that listens, and waits until it does.
     pub fn start(arguments: &[&str]) -> Self {
+        Self::spawn(command(arguments))
+    }
+
+    fn spawn(mut command: Command) -> Self {
         // Every client of the process shares one provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut child = command(arguments)
+        let mut child = command
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

@@ -14,6 +14,7 @@ mod common;
 mod capacity;
 mod decision;
 mod durable;
+mod failing;
 mod fleet;
 mod ids;
 mod leases;
