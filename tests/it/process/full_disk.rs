@@ -18,8 +18,10 @@ use crate::support::process::{Answer, Kvgate, command, command_under};
 /// bypass; only what is written takes memory.
 const DISK_MIB: u64 = 192;
 const CLIENTS: u64 = 50;
+/// Acquires of the first client to get there, after which the disk is filled.
+const REQUESTS_BEFORE: u64 = 30;
 /// Requests of one client after which the disk must have been found full.
-const REQUESTS_MAX: u64 = 2_000;
+const REQUESTS_MAX: u64 = 20_000;
 
 /// A tmpfs in a mount namespace of its own, which lives as long as this holder.
 struct SmallDisk {
@@ -164,13 +166,15 @@ async fn acquire(gate: &reqwest::Client, base: &str, ticket: &str) -> Answer {
 }
 
 /// Clients that acquire, and release every third lease, until each was told to bypass for the
-/// store's sake.
-async fn load(gate: &Kvgate, log: &Arc<Mutex<Log>>) {
+/// store's sake. The disk is filled while they do.
+async fn load(gate: &Kvgate, disk: &dyn Disk, log: &Arc<Mutex<Log>>) {
+    let (enough, mut reached) = tokio::sync::mpsc::channel(1);
     let mut clients = JoinSet::new();
     for client in 0..CLIENTS {
         let http = gate.http.clone();
         let base = gate.url("/v1");
         let log = Arc::clone(log);
+        let enough = enough.clone();
         clients.spawn(async move {
             for step in 0..REQUESTS_MAX {
                 let ticket = ticket(client, step);
@@ -190,10 +194,16 @@ async fn load(gate: &Kvgate, log: &Arc<Mutex<Log>>) {
                 if step % 3 == 0 {
                     release(&http, &base, &log, &ticket, &lease).await;
                 }
+                if step >= REQUESTS_BEFORE {
+                    // One word is enough.
+                    let _ = enough.try_send(());
+                }
             }
             panic!("the disk was never found full");
         });
     }
+    reached.recv().await.unwrap();
+    disk.fill(gate);
     while let Some(done) = clients.join_next().await {
         done.unwrap();
     }
@@ -251,8 +261,7 @@ async fn fills_up_and_recovers(disk: &dyn Disk, wrapper: &[&str], data: &Path) {
     let second = gate.acquire("second", 1).await.lease();
     log.lock().unwrap().held.insert("second".into(), second);
 
-    disk.fill(&gate);
-    load(&gate, &log).await;
+    load(&gate, disk, &log).await;
     assert_eq!(log.lock().unwrap().bypassed, CLIENTS);
     let state = gate.get("/v1/state").await;
     let named = state["store"]["state"].as_str().unwrap();
@@ -390,6 +399,9 @@ fn no_permission_ends_with_77() {
             .stderr(Stdio::null())
             .status();
         let plain = OpenOptions::new().create(true).append(true).open(&write);
+        if plain.is_ok() {
+            fs::remove_file(&write).unwrap();
+        }
         let output = match (plain, probe) {
             (Err(_), _) => command(&arguments).arg(data.path()).output().unwrap(),
             (Ok(_), Ok(probe)) if !probe.success() => command_under(&drop_rights, &arguments)

@@ -80,10 +80,6 @@ impl Kvgate {
     }
 
     /// Starts a command that listens, and waits until it does.
-    pub fn start(arguments: &[&str]) -> Self {
-        Self::spawn(command(arguments))
-    }
-
     fn spawn(mut command: Command) -> Self {
         // Every client of the process shares one provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
