@@ -76,6 +76,10 @@ async fn dur4_a_failed_store_over_http() {
     bypasses(&results["results"][0]["body"]);
     assert_eq!(results["results"][1]["status"], 503);
 
+    let brings = json!({"ticket_id": "n", "session_id": "s", "reservation_tokens": 1, "wait_s": 0,
+        "local_bypasses": {"unreachable": 3}});
+    bypasses(&app.post("/v1/leases", &brings).await.json());
+
     let (state, codes) = shown(&app).await;
     assert_eq!(
         (state.as_str(), codes),
@@ -96,6 +100,12 @@ async fn dur4_a_failed_store_over_http() {
     let read = app.get(&format!("/v1/leases/{kept}")).await.json();
     assert_eq!(read["ttl_s"], 600.0, "the renewal is not applied later");
     assert_eq!(app.acquire("new", 10).await["action"], "admit");
+    let counted = app.gate.view().tally.local_bypasses;
+    assert_eq!(
+        counted.iter().sum::<u64>(),
+        3,
+        "what a bypassed call brought"
+    );
 }
 
 /// Hands in rounds, as a poller does, until one is taken.

@@ -293,7 +293,8 @@ async fn fills_up_and_recovers(disk: &dyn Disk, wrapper: &[&str], data: &Path) {
         .unwrap()
         .held
         .insert(format!("after-{step}"), recovered);
-    for lease in log.lock().unwrap().kept.clone() {
+    let kept = log.lock().unwrap().kept.clone();
+    for lease in kept {
         let again = gate.delete(&format!("/v1/leases/{lease}")).await;
         assert_eq!(again.body["outcome"], "already_released", "{again:?}");
     }
