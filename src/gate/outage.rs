@@ -1,11 +1,12 @@
 //! What a writer without a store remembers for the time after (DUR4).
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use kvgate_core::batch::Failed;
 use kvgate_core::command::Command;
 use kvgate_core::ids::{LeaseId, TicketId};
 use kvgate_core::machine::Untold;
+use kvgate_core::tally::LocalBypass;
 use kvgate_core::units::{Span, Timestamp};
 
 /// Releases and cancels that are kept for the recovery. Beyond that their callers' retries serve.
@@ -74,6 +75,8 @@ pub(super) struct Outage {
     pub(super) untold: Untold,
     /// When the queue time of tickets with open calls is over.
     bypass_at: BTreeSet<(Timestamp, TicketId)>,
+    /// What callers decided by themselves and said meanwhile.
+    local_bypasses: BTreeMap<LocalBypass, u64>,
 }
 
 impl Outage {
@@ -87,9 +90,17 @@ impl Outage {
             .collect();
     }
 
-    /// The core is there again.
-    pub(super) fn end(&mut self) {
-        *self = Self::default();
+    /// The core is there again; what it must count.
+    pub(super) fn end(&mut self) -> Option<Command> {
+        let counts = std::mem::take(self).local_bypasses;
+        (!counts.is_empty()).then(|| Command::LocalBypasses(counts.into_iter().collect()))
+    }
+
+    pub(super) fn count(&mut self, counts: Vec<(LocalBypass, u64)>) {
+        for (reason, count) in counts {
+            let sum = self.local_bypasses.entry(reason).or_default();
+            *sum = sum.saturating_add(count);
+        }
     }
 
     /// Time until the next ticket's queue time is over.

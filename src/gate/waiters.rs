@@ -49,6 +49,11 @@ impl Waiters {
         std::mem::take(&mut self.follow_ups)
     }
 
+    /// Something else that the core must hear.
+    pub(super) fn follow_up(&mut self, command: Command) {
+        self.follow_ups.push(command);
+    }
+
     pub(super) fn has_follow_ups(&self) -> bool {
         !self.follow_ups.is_empty()
     }

@@ -331,7 +331,9 @@ where
             fleet: self.config.fleet.clone(),
         };
         let committed = Machine::reload(image, params, &self.outage.untold).commit(&mut store)?;
-        self.outage.end();
+        if let Some(counts) = self.outage.end() {
+            self.waiters.follow_up(counts);
+        }
         self.publish(&committed.machine);
         Ok(Loaded {
             machine: committed.machine,
@@ -734,6 +736,7 @@ where
                     self.outage.untold.told(lease);
                 }
             }
+            Message::Signal(Command::LocalBypasses(counts)) => self.outage.count(counts),
             Message::Signal(_) => {}
             Message::RefuseWaiting => self.refuse_waiting(),
             Message::Close { done } => return Some(done),

@@ -205,6 +205,9 @@ impl Gathered<'_> {
                 reply
             }
             (Err(GateError::StoreUnavailable), Planned::Acquire(asked)) => {
+                if !asked.local_bypasses.is_empty() {
+                    app.gate().local_bypasses(asked.local_bypasses.clone());
+                }
                 let answer = convert::store_unavailable(asked, &self.shown);
                 return Ok(body(StatusCode::OK, &answer));
             }

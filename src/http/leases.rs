@@ -43,6 +43,10 @@ pub(super) async fn acquire(
         Ok(answered) => answered,
         Err(GateError::StoreUnavailable) => {
             let answer = convert::store_unavailable(&asked, &app.shown());
+            // The call got through: what it brought is not sent again.
+            if !asked.local_bypasses.is_empty() {
+                app.gate().local_bypasses(asked.local_bypasses);
+            }
             return Ok(json(StatusCode::OK, &answer));
         }
         Err(error) => return Err(error.into()),

@@ -15,7 +15,7 @@ use kvgate_core::view::View;
 
 use super::WebState;
 use super::format::{duration, grouped, percent, percent_of, tenths_of};
-use crate::gate::Phase;
+use crate::gate::{Phase, StoreTrouble};
 use crate::words;
 
 /// Waiters that the overview shows.
@@ -137,7 +137,7 @@ impl Overview {
             cancelled += scope.cancelled.iter().sum::<u64>();
         }
         Self {
-            alert: alert(phase, view),
+            alert: alert(phase, state.gate.store_trouble(), view),
             version: env!("CARGO_PKG_VERSION"),
             epoch: view.epoch.0,
             mode: mode(view),
@@ -249,7 +249,7 @@ fn mode(view: &View) -> &'static str {
 }
 
 /// The one thing to know first; `None` when all is well.
-fn alert(phase: Phase, view: &View) -> Option<String> {
+fn alert(phase: Phase, store: StoreTrouble, view: &View) -> Option<String> {
     match phase {
         Phase::Starting => return Some("Recovering: the store is being loaded.".to_owned()),
         Phase::Unavailable => {
@@ -259,6 +259,12 @@ fn alert(phase: Phase, view: &View) -> Option<String> {
         }
         Phase::Draining => return Some("Stopping: waiting callers come back later.".to_owned()),
         Phase::Ready => {}
+    }
+    if store.low_space.is_some() {
+        return Some(
+            "The disk of the store is nearly full: new work bypasses until there is room."
+                .to_owned(),
+        );
     }
     let grace = duration(Span::from_millis(view.policy.stale_after.millis()));
     let reason = match view.measure.degraded? {

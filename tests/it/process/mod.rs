@@ -3,6 +3,7 @@
 mod burst;
 mod callers;
 mod commands;
+mod full_disk;
 mod kill;
 mod order;
 mod stop;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvgate::clock::Clock;
-use kvgate::gate::{self, Gate, Phase, WriterConfig};
+use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use kvgate::store;
 use kvgate_core::capacity::FleetConfig;
@@ -256,6 +256,11 @@ impl TestApp {
 
     /// Hands in a reading round in which every engine has this capacity and does nothing.
     pub async fn feed(&self, engines: &[(&str, u64)]) {
+        self.try_feed(engines).await.unwrap();
+    }
+
+    /// The same where the store may be away.
+    pub async fn try_feed(&self, engines: &[(&str, u64)]) -> Result<(), GateError> {
         let readings = engines
             .iter()
             .map(|(engine, capacity)| (EngineId::new(engine), Ok(reading(*capacity))))
@@ -266,7 +271,7 @@ impl TestApp {
             readings,
             start_marks: Vec::new(),
         };
-        self.gate.round(round).await.unwrap();
+        self.gate.round(round).await
     }
 
     /// Waits until the picture of the gate is so.

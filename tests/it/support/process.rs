@@ -32,7 +32,19 @@ pub fn binary() -> PathBuf {
 
 /// A command with nothing of this process's environment that could be taken for a setting.
 pub fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(binary());
+    command_under(&[], arguments)
+}
+
+/// The same through another program that ends by becoming the binary.
+pub fn command_under(wrapper: &[&str], arguments: &[&str]) -> Command {
+    let mut command = match wrapper {
+        [] => Command::new(binary()),
+        [program, rest @ ..] => {
+            let mut command = Command::new(program);
+            command.args(rest).arg(binary());
+            command
+        }
+    };
     command.args(arguments).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("KVGATE_") {
@@ -46,7 +58,12 @@ pub fn command(arguments: &[&str]) -> Command {
 impl Kvgate {
     /// Starts `kvgate serve` on any free port and waits until it is ready.
     pub fn serve(data: &Path, arguments: &[&str]) -> Self {
-        let mut gate = Self::listen(data, arguments);
+        Self::serve_under(&[], data, arguments)
+    }
+
+    /// The same through another program, such as `prlimit`, that ends by becoming `kvgate`.
+    pub fn serve_under(wrapper: &[&str], data: &Path, arguments: &[&str]) -> Self {
+        let mut gate = Self::listening(command_under(wrapper, &serving(data, arguments)));
         gate.wait_for_log("ready");
         gate
     }
@@ -58,7 +75,7 @@ impl Kvgate {
 
     /// Starts `kvgate serve` as a supervisor does: ready, or how it ended and what it said.
     pub fn try_serve(data: &Path, arguments: &[&str]) -> Result<Self, (Option<i32>, String)> {
-        let mut gate = Self::spawn(&serving(data, arguments));
+        let mut gate = Self::spawn(command(&serving(data, arguments)));
         while let Ok(line) = gate.log.recv_timeout(PATIENCE) {
             let fields = &line["fields"];
             if fields["message"] == "listening" {
@@ -74,16 +91,20 @@ impl Kvgate {
 
     /// Starts a command that listens, and waits until it does.
     pub fn start(arguments: &[&str]) -> Self {
-        let mut gate = Self::spawn(arguments);
+        Self::listening(command(arguments))
+    }
+
+    fn listening(command: Command) -> Self {
+        let mut gate = Self::spawn(command);
         let listening = gate.wait_for_log("listening");
         gate.address = address(&listening);
         gate
     }
 
-    fn spawn(arguments: &[&str]) -> Self {
+    fn spawn(mut command: Command) -> Self {
         // Every client of the process shares one provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut child = command(arguments)
+        let mut child = command
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kvgate_core::batch::Committed;
+use kvgate_core::batch::{Batch, Committed, Failed};
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::command::{Acquire, Command, Delivery};
 use kvgate_core::decision::{BypassReason, CancelReason, Scope, WaitReason};
@@ -12,7 +12,7 @@ use kvgate_core::effect::{
     Reply, TicketView, WaitStatus, Watched,
 };
 use kvgate_core::ids::{EngineId, LeaseId, Seq, SessionId, TicketId};
-use kvgate_core::machine::{Machine, StartParams};
+use kvgate_core::machine::{Machine, StartParams, Untold};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::{AdmissionScope, Policy};
 use kvgate_core::reading::{
@@ -147,6 +147,18 @@ impl Store for FailingStore {
     }
 }
 
+/// A store that keeps what it gets and calls it failed.
+struct FailingAfterwards<'a>(&'a mut MemoryStore);
+
+impl Store for FailingAfterwards<'_> {
+    type Error = &'static str;
+
+    fn commit(&mut self, commit: Commit<'_>) -> Result<(), Self::Error> {
+        let Ok(()) = self.0.commit(commit);
+        Err("who knows")
+    }
+}
+
 /// What one command was told.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Told {
@@ -204,6 +216,11 @@ impl Gate {
     }
 
     pub fn start(&mut self) {
+        self.reload(&Untold::default());
+    }
+
+    /// What the same writer does after a failed commit.
+    pub fn reload(&mut self, untold: &Untold) {
         self.salt += 1;
         let params = StartParams {
             now: Timestamp::from_millis(self.now),
@@ -215,7 +232,7 @@ impl Gate {
                 static_engines: self.static_engines.clone(),
             },
         };
-        let batch = Machine::restore(self.store.image(), params);
+        let batch = Machine::reload(self.store.image(), params, untold);
         let Ok(committed) = batch.commit(&mut self.store);
         self.take(committed);
     }
@@ -313,6 +330,32 @@ impl Gate {
             turn.handle(command);
         }
         turn.finish().commit(&mut FailingStore).unwrap_err()
+    }
+
+    /// A turn whose commit fails, with what is left of it.
+    pub fn fail_and_leave(&mut self, commands: Vec<Command>) -> Failed<&'static str> {
+        self.half_a_turn(commands)
+            .try_commit(&mut FailingStore)
+            .unwrap_err()
+    }
+
+    /// The same, but the store keeps the turn all the same.
+    pub fn fail_afterwards(&mut self, commands: Vec<Command>) -> Failed<&'static str> {
+        self.half_a_turn(commands)
+            .try_commit(&mut FailingAfterwards(&mut self.store))
+            .unwrap_err()
+    }
+
+    fn half_a_turn(&mut self, commands: Vec<Command>) -> Batch {
+        let mut turn = self
+            .machine
+            .take()
+            .unwrap()
+            .turn(Timestamp::from_millis(self.now));
+        for command in commands {
+            turn.handle(command);
+        }
+        turn.finish()
     }
 
     /// The last turn of an orderly stop.

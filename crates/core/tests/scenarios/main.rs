@@ -15,6 +15,7 @@ mod capacity;
 mod cases;
 mod decision;
 mod durable;
+mod failing;
 mod fleet;
 mod ids;
 mod leases;
