@@ -10,6 +10,7 @@
 //! Everything that queued up while the last commit ran is the next turn; there is no window.
 //! No reply leaves before its turn is durable (DUR1).
 
+mod record;
 #[cfg(test)]
 mod tests;
 mod waiters;
@@ -36,6 +37,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
 
+pub use record::Recorder;
 pub use waiters::SlotId;
 pub use writer::{CommitStats, FirstOpen, WriterConfig, spawn};
 

@@ -19,11 +19,11 @@ use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::Policy;
 use kvgate_core::store::{Image, Opened, StoreControl};
-use kvgate_core::turn::Turn;
 use kvgate_core::units::Timestamp;
 use kvgate_core::view::View;
 use tokio::sync::{oneshot, watch};
 
+use super::record::{Recorder, Taking};
 use super::waiters::{AcquireSender, SlotId, Waiters};
 use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, Watch};
 use crate::clock::Clock;
@@ -51,6 +51,8 @@ pub struct WriterConfig {
     pub fleet: FleetConfig,
     /// Random numbers: one for the lease ids of this start, one for hash tables.
     pub salts: fn() -> u64,
+    /// Who is told of every turn; nobody but tests wants that.
+    pub recorder: Option<Box<dyn Recorder>>,
 }
 
 /// Tells how the first opening of the store went; the process ends on an error.
@@ -300,7 +302,11 @@ where
             policy: self.config.policy.clone(),
             fleet: self.config.fleet.clone(),
         };
+        let now = params.now;
         let committed = Machine::restore(image, params).commit(&mut store)?;
+        if let Some(recorder) = &mut self.config.recorder {
+            recorder.started(now);
+        }
         self.publish(&committed.machine);
         Ok(Loaded {
             machine: committed.machine,
@@ -317,7 +323,8 @@ where
         let mut reattach = self.waiters.tickets();
         loop {
             let gathered = self.gather(&machine, !reattach.is_empty());
-            let mut turn = machine.turn(self.clock.now());
+            let now = self.clock.now();
+            let mut turn = Taking::new(machine.turn(now), self.config.recorder.is_some());
             let mut answerers = Vec::new();
             let mut groups = Vec::new();
             let mut closing = None;
@@ -335,11 +342,7 @@ where
             for message in gathered {
                 closing = closing.or(self.take(message, &mut turn, &mut answerers, &mut groups));
             }
-            let batch = if closing.is_some() {
-                turn.finish_last()
-            } else {
-                turn.finish()
-            };
+            let (batch, taken) = turn.finish(closing.is_some());
             let durable_already = batch.is_durable_already();
             let began = Instant::now();
             match batch.commit(&mut store) {
@@ -347,6 +350,9 @@ where
                     if !durable_already {
                         self.stats
                             .committed(began.elapsed(), answerers.len(), store.bytes());
+                    }
+                    if let Some(recorder) = &mut self.config.recorder {
+                        recorder.turn(now, taken, &committed.effects, closing.is_some());
                     }
                     self.publish(&committed.machine);
                     machine = self.perform(committed, answerers, groups);
@@ -412,7 +418,7 @@ where
     fn take(
         &mut self,
         message: Message,
-        turn: &mut Turn,
+        turn: &mut Taking,
         answerers: &mut Vec<Answerer>,
         groups: &mut Vec<Group>,
     ) -> Option<oneshot::Sender<()>> {
@@ -486,7 +492,7 @@ where
     }
 
     /// The call's own time is over.
-    fn end_wait(&mut self, slot: SlotId, turn: &mut Turn, answerers: &mut Vec<Answerer>) {
+    fn end_wait(&mut self, slot: SlotId, turn: &mut Taking, answerers: &mut Vec<Answerer>) {
         if let Some(command) = self.waiters.end_wait(slot) {
             turn.handle(command);
             answerers.push(Answerer::Leave(slot));

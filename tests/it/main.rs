@@ -16,6 +16,7 @@ mod gate;
 mod process;
 mod readings;
 mod real_routers;
+mod replay;
 mod store;
 mod support;
 mod tidy;

@@ -8,6 +8,7 @@ mod order;
 mod stop;
 mod torture;
 
+pub use callers::Draw;
 use kvgate::demo::{FakeFleet, FleetSpec};
 
 /// Two engines of 500,000 tokens: a ceiling of 900,000.
