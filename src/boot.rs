@@ -244,6 +244,7 @@ impl Service {
             policy: config.policy,
             fleet: config.fleet,
             salts: random,
+            recorder: None,
         };
         let (gate, opened) = gate::spawn(writer, Clock::start(), move || store::open(&data))
             .map_err(Failure::other)?;

@@ -11,6 +11,7 @@
 //! No reply leaves before its turn is durable (DUR1).
 
 mod outage;
+mod record;
 #[cfg(test)]
 mod tests;
 mod waiters;
@@ -39,6 +40,7 @@ use crate::clock::Clock;
 use crate::store::CopyPieces;
 
 pub use outage::KEPT_MAX;
+pub use record::Recorder;
 pub use waiters::SlotId;
 use writer::weight;
 pub use writer::{CommitStats, FirstOpen, WriterConfig, spawn};

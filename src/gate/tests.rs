@@ -124,6 +124,7 @@ impl Held {
                 static_engines: BTreeSet::from([EngineId::new(ENGINE)]),
             },
             salts: || 7,
+            recorder: None,
         };
         let stored = barrier.clone();
         let open = move || {

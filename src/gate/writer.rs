@@ -19,12 +19,12 @@ use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::{PAUSE_AFTER, Policy};
 use kvgate_core::store::{Image, Opened, StoreControl};
-use kvgate_core::turn::Turn;
 use kvgate_core::units::Timestamp;
 use kvgate_core::view::View;
 use tokio::sync::{oneshot, watch};
 
 use super::outage::{Kept, Outage};
+use super::record::{Recorder, Taking};
 use super::waiters::{AcquireSender, SlotId, Waiters};
 use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, StoreTrouble, Watch};
 use crate::clock::Clock;
@@ -58,6 +58,8 @@ pub struct WriterConfig {
     pub fleet: FleetConfig,
     /// Random numbers: one for the lease ids of this start, one for hash tables.
     pub salts: fn() -> u64,
+    /// Who is told of every turn; nobody but tests wants that.
+    pub recorder: Option<Box<dyn Recorder>>,
 }
 
 /// Tells how the first opening of the store went; the process ends on an error.
@@ -330,9 +332,13 @@ where
             policy: self.config.policy.clone(),
             fleet: self.config.fleet.clone(),
         };
+        let now = params.now;
         let committed = Machine::reload(image, params, &self.outage.untold).commit(&mut store)?;
         if let Some(counts) = self.outage.end() {
             self.waiters.follow_up(counts);
+        }
+        if let Some(recorder) = &mut self.config.recorder {
+            recorder.started(now);
         }
         self.publish(&committed.machine);
         Ok(Loaded {
@@ -361,7 +367,8 @@ where
             let low_space = self.trouble().low_space.is_some();
             self.bypasses_new = low_space || (self.recovering && machine.is_starting());
             self.turned_at = self.clock.now();
-            let mut turn = machine.turn(self.turned_at);
+            let now = self.turned_at;
+            let mut turn = Taking::new(machine.turn(now), self.config.recorder.is_some());
             let mut answerers = Vec::new();
             let mut groups = Vec::new();
             let mut closing = None;
@@ -385,11 +392,7 @@ where
             for message in gathered {
                 closing = closing.or(self.take(message, &mut turn, &mut answerers, &mut groups));
             }
-            let batch = if closing.is_some() {
-                turn.finish_last()
-            } else {
-                turn.finish()
-            };
+            let (batch, taken) = turn.finish(closing.is_some());
             let durable_already = batch.is_durable_already();
             let began = Instant::now();
             match batch.try_commit(&mut store) {
@@ -400,6 +403,9 @@ where
                     }
                     self.kept.applied(kept_count);
                     self.at_stake.clear();
+                    if let Some(recorder) = &mut self.config.recorder {
+                        recorder.turn(now, taken, &committed.effects, closing.is_some());
+                    }
                     self.publish(&committed.machine);
                     machine = self.perform(committed, answerers, groups);
                 }
@@ -477,7 +483,7 @@ where
     fn take(
         &mut self,
         message: Message,
-        turn: &mut Turn,
+        turn: &mut Taking,
         answerers: &mut Vec<Answerer>,
         groups: &mut Vec<Group>,
     ) -> Option<oneshot::Sender<()>> {
@@ -562,7 +568,7 @@ where
     }
 
     /// The call's own time is over.
-    fn end_wait(&mut self, slot: SlotId, turn: &mut Turn, answerers: &mut Vec<Answerer>) {
+    fn end_wait(&mut self, slot: SlotId, turn: &mut Taking, answerers: &mut Vec<Answerer>) {
         if let Some(command) = self.waiters.end_wait(slot) {
             turn.handle(command);
             answerers.push(Answerer::Leave(slot));

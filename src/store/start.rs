@@ -193,7 +193,7 @@ pub(super) fn see(directory: &Path) -> Result<Seen, OpenError> {
 pub(super) fn hold(directory: &Path) -> Result<Option<Database>, OpenError> {
     let disk = FsDisk::new(directory);
     let at = Place::new(&disk);
-    let file = disk.open(FILE_NAME).map_err(|error| at.io(error))?;
+    let (file, _) = disk.open(FILE_NAME).map_err(|error| at.io(error))?;
     match peek(&file, CACHE_BYTES).map_err(|error| open_error(&at.path, error)) {
         Ok(database) => Ok(Some(database)),
         Err(error @ (OpenError::Locked(_) | OpenError::Permission(..))) => Err(error),

@@ -57,6 +57,7 @@ async fn start(policy: Policy) -> (Gate, Switch) {
             static_engines: BTreeSet::from([engine()]),
         },
         salts: || 42,
+        recorder: None,
     };
     let store = shared.clone();
     let (gate, opened) = spawn(config, Clock::start(), move || store.open()).unwrap();

@@ -21,6 +21,7 @@ mod gate;
 mod process;
 mod readings;
 mod real_routers;
+mod replay;
 mod store;
 mod support;
 mod tidy;

@@ -10,6 +10,7 @@ mod stop;
 mod store;
 mod torture;
 
+pub use callers::Draw;
 use kvgate::demo::{FakeFleet, FleetSpec};
 
 /// Two engines of 500,000 tokens: a ceiling of 900,000.

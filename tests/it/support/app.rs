@@ -196,6 +196,7 @@ impl Builder {
                     .collect::<BTreeSet<_>>(),
             },
             salts: salt,
+            recorder: None,
         };
         let (gate, opened) = gate::spawn::<S, O>(config, Clock::start(), open).unwrap();
         let (fleet, fleet_receiver) = watch::channel(Arc::new(FleetDetails::default()));

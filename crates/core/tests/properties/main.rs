@@ -13,6 +13,7 @@ mod determinism;
 mod model;
 mod steps;
 mod subject;
+mod words;
 
 use proptest::test_runner::Config;
 use proptest_state_machine::prop_state_machine;

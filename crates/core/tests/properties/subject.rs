@@ -21,10 +21,11 @@ use kvgate_core::ticket::{Sent, Stage, Ticket};
 use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
-use crate::model::{self, Counter, How, Model, Numbers, Said, Settings, Shown, Watched, Why};
+use crate::model::{self, Counter, Model, Numbers, Said, Settings, Shown};
 use crate::steps::{
     Kind, Reference, Resolved, Step, T0, Turn, all_tickets, settings, static_engines,
 };
+use crate::words::{answer, said};
 
 pub fn tokens(count: u64) -> Tokens {
     Tokens::new(count).unwrap()
@@ -150,97 +151,6 @@ fn reading(gauges: Option<model::Gauges>) -> Result<Reading, ReadFailure> {
             .map(|(prompt, generation)| TokenCounters { prompt, generation }),
         ..Reading::idle(tokens(gauges.capacity))
     })
-}
-
-// ---- the words of the reference --------------------------------------------------------------
-
-fn answer(answer: &effect::Answer) -> model::Answer {
-    use effect::Outcome;
-    model::Answer {
-        ticket: answer.ticket.clone(),
-        session: answer.session.clone(),
-        reservation: answer.reservation.get(),
-        epoch: answer.epoch.0,
-        waited: answer.waited.millis(),
-        // No rule says whether a wait is a repeated one.
-        repeated: answer.repeated && !matches!(answer.outcome, Outcome::Wait(_)),
-        outcome: match &answer.outcome {
-            Outcome::Admit {
-                lease,
-                ttl,
-                ends_at,
-            } => model::Outcome::Admit {
-                lease: *lease,
-                ttl: ttl.millis(),
-                ends: ends_at.millis(),
-            },
-            Outcome::Bypass(reason) => model::Outcome::Bypass(*reason),
-            Outcome::Cancelled(reason) => model::Outcome::Cancelled(*reason),
-            Outcome::Wait(status) => model::Outcome::Wait(model::Place {
-                reason: status.reason,
-                position: status.position,
-                tokens_ahead: status.tokens_ahead.get(),
-                short: status.short.get(),
-                age: status.age.millis(),
-                bypass_in: status.bypass_in.millis(),
-            }),
-        },
-    }
-}
-
-fn gone(gone: effect::LeaseGone) -> Why {
-    use effect::LeaseGone;
-    match gone {
-        LeaseGone::NotFound => Why::NeverIssued,
-        LeaseGone::Released => Why::Released,
-        LeaseGone::Expired => Why::Expired,
-    }
-}
-
-fn said(reply: &Reply) -> Said {
-    use effect::{AcquireRefused, CancelOutcome, ReleaseOutcome, TicketView};
-    match reply {
-        Reply::Acquire(Ok(told)) => Said::Answer(answer(told)),
-        Reply::Acquire(Err(AcquireRefused::TicketConflict)) => Said::Conflict,
-        Reply::Acquire(Err(AcquireRefused::TooManyTokens)) => Said::TooManyTokens,
-        Reply::Watch(watched) => Said::Watch(
-            watched
-                .iter()
-                .map(|(_, watched)| match watched {
-                    effect::Watched::Waiting => Watched::Waiting,
-                    effect::Watched::Unknown => Watched::Unknown,
-                    effect::Watched::Decided(told) => Watched::Decided(answer(told)),
-                })
-                .collect(),
-        ),
-        Reply::Left(told) => Said::Left(told.as_ref().map(answer)),
-        Reply::Release(Ok(ReleaseOutcome::Released)) => Said::Released,
-        Reply::Release(Ok(ReleaseOutcome::AlreadyReleased)) => Said::AlreadyReleased,
-        Reply::Release(Err(why)) | Reply::Lease(Err(why)) | Reply::Revoke(Err(why)) => {
-            Said::Gone(gone(*why))
-        }
-        Reply::Lease(Ok(view)) => Said::Lease {
-            ends: view.lease.ends_at.millis(),
-            ttl: view.lease.ttl.millis(),
-            epoch: view.lease.epoch.0,
-        },
-        Reply::Revoke(Ok(())) => Said::Revoked,
-        Reply::Cancel(outcome) => Said::Cancel(match outcome {
-            CancelOutcome::Withdrawn => How::Withdrawn,
-            CancelOutcome::Released => How::Released,
-            CancelOutcome::Bypassed => How::Bypassed,
-            CancelOutcome::AlreadyFinished => How::AlreadyFinished,
-            CancelOutcome::Unknown => How::Unknown,
-        }),
-        Reply::Ticket(view) => Said::Ticket(view.as_ref().map(|view| match view {
-            TicketView::Answer(told) => Ok(answer(told)),
-            TicketView::Ended(how) => Err(*how),
-        })),
-        Reply::Done => Said::Done,
-        Reply::Leases(_) | Reply::Queue(_) | Reply::Epochs(_) | Reply::Image(_) => {
-            panic!("nobody asked for {reply:?}")
-        }
-    }
 }
 
 fn counters(tally: &Tally) -> BTreeMap<Counter, u64> {
