@@ -328,7 +328,7 @@ impl Run {
                     quiet_at += 1_000;
                     continue;
                 }
-                if forgotten || !self.at_the_end()? {
+                if !self.at_the_end(forgotten)? || forgotten {
                     return Ok(());
                 }
                 forgotten = true;
@@ -352,7 +352,7 @@ impl Run {
     }
 
     /// Says whether the run goes on until everything is forgotten.
-    fn at_the_end(&mut self) -> Result<bool, Violation> {
+    fn at_the_end(&mut self, forgotten: bool) -> Result<bool, Violation> {
         let Process::Serving(machine) = &self.process else {
             broken("I11", "the gate does not serve at the end".to_owned())?;
             return Ok(false);
@@ -360,7 +360,11 @@ impl Run {
         self.audit.at_the_end(&machine.view())?;
         let kept = machine.kept();
         self.audit.live_state(&kept)?;
-        if self.now > BEGIN + FORGET && kept.tickets.is_empty() {
+        if forgotten {
+            let left = kept.tickets.len();
+            if left > 0 || !self.store.image().tickets.is_empty() {
+                broken("I11", format!("{left} tickets are remembered for ever"))?;
+            }
             self.audit.count("everything forgotten");
         }
         Ok(self.plan.seed.is_multiple_of(8))
