@@ -8,7 +8,7 @@ use kvgate::store::{BALLAST_NAME, FILE_NAME, FsDisk, OpenError, open, open_on, w
 use kvgate_core::ids::{RowNo, Seq, Term};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::record::Record;
-use kvgate_core::store::{Commit, Image, Store, StoreControl};
+use kvgate_core::store::{Commit, Image, Store};
 use kvgate_core::ticket::Stage;
 use kvgate_core::units::Timestamp;
 
