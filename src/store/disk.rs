@@ -139,7 +139,9 @@ impl Disk for FsDisk {
     }
 
     fn find(&self, name: &str) -> io::Result<Option<Found>> {
-        match fs::symlink_metadata(self.path(name)) {
+        let path = self.path(name);
+        // A link that leads nowhere is something, too.
+        match fs::metadata(&path).or_else(|_| fs::symlink_metadata(&path)) {
             Ok(metadata) => Ok(Some(Found {
                 len: metadata.len(),
                 id: file_id(&metadata),

@@ -132,6 +132,23 @@ fn a_file_system_without_second_names_will_do() {
     assert_eq!(open_on(disk.shared()).unwrap().image, state.image());
 }
 
+/// DUR5: a link to a store is that store; one that leads nowhere is not replaced by a new store.
+#[cfg(unix)]
+#[test]
+fn a_link_to_a_store_is_followed() {
+    use std::os::unix::fs::symlink;
+    let (files, state) = closed_files(2);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let target = elsewhere.path().join("store");
+    let directory = tempfile::tempdir().unwrap();
+    symlink(&target, directory.path().join(FILE_NAME)).unwrap();
+    let error = open(directory.path()).unwrap_err();
+    assert!(matches!(error, OpenError::Io(..)), "{error:?}");
+    assert!(!target.exists());
+    fs::write(&target, &files[FILE_NAME]).unwrap();
+    assert_eq!(open(directory.path()).unwrap().image, state.image());
+}
+
 /// DUR4: on a real file system the ballast takes up what it says.
 #[cfg(unix)]
 #[test]
