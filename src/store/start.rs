@@ -8,6 +8,7 @@ use std::io;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvgate_core::store::{Image, Opened};
 use redb::{Database, ReadableDatabase, StorageBackend};
@@ -37,6 +38,10 @@ const CACHE_BYTES: usize = 8 << 20;
 const BLOAT_TIMES: u64 = 4;
 const BLOAT_PLUS: u64 = 2 << 20;
 
+/// How often a store in use is tried again, and the rest before each time: half a second in all.
+const LOCK_TRIES: u32 = 20;
+const LOCK_REST: Duration = Duration::from_millis(25);
+
 /// Bytes of a file that are copied at once.
 const COPY_PIECE: usize = 256 << 10;
 
@@ -61,7 +66,7 @@ pub fn open_on(disk: Arc<dyn Disk>) -> Result<Opened<RedbStore>, OpenError> {
 /// # Errors
 /// See [`OpenError`].
 pub fn open_with(disk: Arc<dyn Disk>, steps: &[Step]) -> Result<Opened<RedbStore>, OpenError> {
-    let opened = match start(&disk, steps) {
+    let opened = match patiently(|| start(&disk, steps)) {
         Err(error) if error.is_full() => {
             let ballast = space::give_way(&*disk);
             let old = disk.remove(OLD);
@@ -74,6 +79,20 @@ pub fn open_with(disk: Arc<dyn Disk>, steps: &[Step]) -> Result<Opened<RedbStore
         tracing::warn!(%error, "no ballast could be laid beside the store");
     }
     Ok(opened)
+}
+
+/// Tries again for a moment while the store is in use: the one before may be about to end, and a
+/// process that was just forked shares the locks of its parent until it becomes another program.
+fn patiently<T>(mut attempt: impl FnMut() -> Result<T, OpenError>) -> Result<T, OpenError> {
+    let mut result = attempt();
+    for _ in 0..LOCK_TRIES {
+        if !matches!(result, Err(OpenError::Locked(_))) {
+            break;
+        }
+        std::thread::sleep(LOCK_REST);
+        result = attempt();
+    }
+    result
 }
 
 /// Writes a whole store from an image, where there is none.
@@ -170,6 +189,10 @@ pub(super) struct Seen {
 
 /// Looks into a store for somebody who will not write: checks its integrity and loads everything.
 pub(super) fn see(directory: &Path) -> Result<Seen, OpenError> {
+    patiently(|| see_once(directory))
+}
+
+fn see_once(directory: &Path) -> Result<Seen, OpenError> {
     let disk = FsDisk::new(directory);
     let at = Place::new(&disk);
     let look = at.look(STEPS)?;
@@ -191,6 +214,10 @@ pub(super) fn see(directory: &Path) -> Result<Seen, OpenError> {
 /// Locks what stands in the store's place, whatever it is, until the answer is dropped. `None` for
 /// what is no store that could be locked.
 pub(super) fn hold(directory: &Path) -> Result<Option<Database>, OpenError> {
+    patiently(|| hold_once(directory))
+}
+
+fn hold_once(directory: &Path) -> Result<Option<Database>, OpenError> {
     let disk = FsDisk::new(directory);
     let at = Place::new(&disk);
     let (file, _) = disk.open(FILE_NAME).map_err(|error| at.io(error))?;

@@ -252,9 +252,13 @@ fn epochs_and_starts_on_disk_have_a_bound() {
     let directory = tempfile::tempdir().unwrap();
     let at = Timestamp::from_millis(1_700_000_000_000);
     let commit = |store: &mut store::RedbStore, records: &[Record]| {
+        let term = records.iter().rev().find_map(|record| match record {
+            Record::Started(term, _) => Some(*term),
+            _ => None,
+        });
         store
             .commit(Commit {
-                term: Term(1),
+                term: term.unwrap(),
                 seq: Seq(1),
                 now: at,
                 next_issue: 1,
