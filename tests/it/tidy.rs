@@ -27,7 +27,7 @@ const BUILT: &[(&str, &[u32])] = &[
     ("TIC", &[]),
     ("LEA", &[]),
     ("CNT", &[1]),
-    ("DUR", &[1, 2, 3, 4, 6]),
+    ("DUR", &[1, 2, 3, 4, 5, 6]),
 ];
 
 /// Prefixes of rules that are not built yet.
