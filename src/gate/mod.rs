@@ -12,6 +12,7 @@
 
 mod outage;
 mod record;
+mod stats;
 #[cfg(test)]
 mod tests;
 mod waiters;
@@ -41,9 +42,10 @@ use crate::store::CopyPieces;
 
 pub use outage::KEPT_MAX;
 pub use record::Recorder;
+pub use stats::CommitStats;
 pub use waiters::SlotId;
 use writer::weight;
-pub use writer::{CommitStats, FirstOpen, WriterConfig, spawn};
+pub use writer::{FirstOpen, WriterConfig, spawn};
 
 /// Commands that may stand in the inbox, those of a batch one by one. Beyond that callers are told
 /// `overloaded` at once: a full inbox is several seconds of work, and a caller that goes on without

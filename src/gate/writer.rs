@@ -3,11 +3,10 @@
 //! It takes everything that stands in its inbox, runs it as one turn, makes the turn durable in
 //! one transaction, publishes the view and only then answers.
 
-use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use kvgate_core::batch::{Committed, Failed};
@@ -25,9 +24,11 @@ use tokio::sync::{oneshot, watch};
 
 use super::outage::{Kept, Outage};
 use super::record::{Recorder, Taking};
+use super::stats::CommitStats;
 use super::waiters::{AcquireSender, SlotId, Waiters};
 use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, StoreTrouble, Watch};
 use crate::clock::Clock;
+use crate::telemetry::Trouble;
 
 /// Commands of one turn. Beyond that the rest is the next turn, so that no answer waits for an
 /// endless one.
@@ -46,9 +47,6 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 const REOPEN_MIN: Duration = Duration::from_millis(100);
 const REOPEN_MAX: Duration = Duration::from_secs(5);
 
-/// Commit times that the 99th percentile is taken from.
-const COMMITS_KEPT: usize = 1_024;
-
 /// What the writer needs besides a store.
 #[derive(Debug)]
 pub struct WriterConfig {
@@ -64,83 +62,6 @@ pub struct WriterConfig {
 
 /// Tells how the first opening of the store went; the process ends on an error.
 pub type FirstOpen<E> = oneshot::Receiver<Result<(), E>>;
-
-/// Figures of the store for readers.
-#[derive(Clone, Debug, Default)]
-pub struct CommitStats {
-    inner: Arc<StatsInner>,
-}
-
-#[derive(Debug, Default)]
-struct StatsInner {
-    commits: AtomicU64,
-    commands: AtomicU64,
-    bytes: AtomicU64,
-    times: Mutex<VecDeque<Duration>>,
-    /// Milliseconds of progress of the writer, on the process's own line.
-    last_turn: AtomicU64,
-}
-
-impl CommitStats {
-    /// Commits since the start.
-    #[must_use]
-    pub fn commits(&self) -> u64 {
-        self.inner.commits.load(Ordering::Relaxed)
-    }
-
-    /// Commands in those commits.
-    #[must_use]
-    pub fn commands(&self) -> u64 {
-        self.inner.commands.load(Ordering::Relaxed)
-    }
-
-    /// Bytes on disk.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.inner.bytes.load(Ordering::Relaxed)
-    }
-
-    /// 99th percentile of the last 1,024 commit times; `None` before the first.
-    #[must_use]
-    pub fn commit_p99(&self) -> Option<Duration> {
-        let times = self
-            .inner
-            .times
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut sorted: Vec<Duration> = times.iter().copied().collect();
-        drop(times);
-        sorted.sort_unstable();
-        let rank = sorted.len().checked_sub(1)? * 99 / 100;
-        sorted.get(rank).copied()
-    }
-
-    /// When the writer last finished a turn.
-    #[must_use]
-    pub fn last_turn(&self) -> Timestamp {
-        Timestamp::from_millis(self.inner.last_turn.load(Ordering::Relaxed))
-    }
-
-    fn committed(&self, took: Duration, commands: usize, bytes: u64) {
-        self.inner.commits.fetch_add(1, Ordering::Relaxed);
-        let commands = u64::try_from(commands).unwrap_or(u64::MAX);
-        self.inner.commands.fetch_add(commands, Ordering::Relaxed);
-        self.inner.bytes.store(bytes, Ordering::Relaxed);
-        let mut times = self
-            .inner
-            .times
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if times.len() == COMMITS_KEPT {
-            times.pop_front();
-        }
-        times.push_back(took);
-    }
-
-    fn turned(&self, now: Timestamp) {
-        self.inner.last_turn.store(now.millis(), Ordering::Relaxed);
-    }
-}
 
 /// Starts the writer thread. `open` is called for the first opening and again whenever the store
 /// failed; the returned receiver tells how the first one went.
@@ -420,6 +341,7 @@ where
             }
             if let Some(done) = closing {
                 if let Err(error) = store.close() {
+                    self.stats.failed(Trouble::Close);
                     tracing::error!(%error, "the store could not be closed in order");
                 }
                 let _ = done.send(());
@@ -651,6 +573,7 @@ where
     /// The turn is not durable, or nobody knows: nobody is told that it happened (DUR4).
     fn fail(&mut self, failed: &Failed<S::Error>, answerers: Vec<Answerer>, groups: Vec<Group>) {
         let why = &failed.error;
+        self.stats.failed(Trouble::Commit);
         tracing::error!(error = %why, "the store failed; acquires bypass until it is open again");
         self.recovering = true;
         let since = self.clock.now();
@@ -711,6 +634,7 @@ where
                     return Some(loaded);
                 }
                 Err(error) => {
+                    self.stats.failed(Trouble::Open);
                     // Once for each reason, not for each attempt.
                     let reason = error.to_string();
                     if reason != told {

@@ -15,6 +15,7 @@ mod front;
 mod health;
 mod leases;
 mod lists;
+mod metrics;
 mod openapi;
 mod problem;
 mod server;
@@ -60,6 +61,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(health::version))
+        .routes(routes!(metrics::metrics))
         .routes(routes!(openapi::document))
         .routes(routes!(health::problem_page))
 }

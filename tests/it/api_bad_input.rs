@@ -401,7 +401,6 @@ async fn what_is_not_served_is_a_problem() {
         "/v1/sessions/s",
         "/v1/settings",
         "/v1/steps/current",
-        "/metrics",
         "/nothing",
         "//v1/state",
         "/v1/state/",

@@ -947,6 +947,7 @@ async fn the_document_and_the_routes_agree() {
         "GET /healthz",
         "GET /readyz",
         "GET /version",
+        "GET /metrics",
         "GET /openapi.json",
         "GET /problems/{code}",
     ]
@@ -1077,6 +1078,18 @@ async fn without_a_store_acquires_bypass() {
         (&json!(503), &json!("store_unavailable"))
     );
     app.get("/readyz").await.is_problem(503, "recovering");
+    let metrics = app.get("/metrics").await;
+    assert_eq!(metrics.status, 200);
+    let text = &metrics.text;
+    for line in [
+        "kvgate_store_up 0",
+        "kvgate_store_errors_total{kind=\"commit\"} 1",
+        "kvgate_store_errors_total{kind=\"close\"} 0",
+        "# TYPE kvgate_store_commit_seconds histogram",
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
     assert_eq!(
         app.get("/healthz").await.status,
         200,
