@@ -4,7 +4,7 @@
 //! the tokens of each engine add up to its pool. Left to others: HTTP and real time (the demo room)
 //! and every admission decision (the core).
 //!
-//! With the feature `check` there is also a simulation of the whole gate ([`run`]): callers,
+//! With the feature `check` there is also a simulation of the whole gate (`run`): callers,
 //! connections, a store that fails and a process that dies, judged after every turn.
 
 #[cfg(feature = "check")]
