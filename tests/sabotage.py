@@ -33,7 +33,7 @@ ORDER = (PROCESS, "process::order::the_numbers_of_changes_explain_every_answer")
 BUGS = [
     (
         "a small turn is answered before it is on disk",
-        [("crates/core/src/batch.rs", "        if !self.records.is_empty() {\n            store", "        if self.records.len() > 2 {\n            store")],
+        [("crates/core/src/batch.rs", "        if !self.records.is_empty() {\n            let commit", "        if self.records.len() > 2 {\n            let commit")],
         TORTURE,
     ),
     (
