@@ -21,13 +21,7 @@ const KVGATE_EPOCH: HeaderName = HeaderName::from_static("kvgate-epoch");
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Answered whatever the service is doing.
-const ALWAYS: &[&str] = &[
-    "/healthz",
-    "/readyz",
-    "/version",
-    "/openapi.json",
-    "/metrics",
-];
+const ALWAYS: &[&str] = &["/healthz", "/readyz", "/version", "/openapi.json"];
 const PROBLEM_PAGES: &str = "/problems/";
 
 /// Around all routes, and around what no route serves.
