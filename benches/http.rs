@@ -78,7 +78,7 @@ async fn run(connections: &[usize], rounds: usize, seconds: f64) {
     );
     println!("medians of {rounds} interleaved rounds of {seconds} s");
     println!(
-        "| connections | kvgate pairs/s | acquire p50 / p99 ms | pairs per sync of the disk | bare axum pairs/s | p50 / p99 ms | kvgate / bare |"
+        "| connections | kvgate pairs/s | acquire p50 / p99 ms | calls per sync of the disk | bare axum pairs/s | p50 / p99 ms | kvgate / bare |"
     );
     println!("|---|---|---|---|---|---|---|");
     for &count in connections {
