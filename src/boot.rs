@@ -309,7 +309,7 @@ impl Service {
         self.stop.cancel();
         self.servers.wait().await;
         self.poller.abort();
-        if timeout(CLOSE_WITHIN, self.gate.close()).await.is_err() {
+        if timeout(CLOSE_WITHIN, self.gate.stop()).await.is_err() {
             tracing::error!("the store could not be closed in time; the next start repairs it");
         }
         tracing::info!("stopped");

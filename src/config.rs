@@ -396,6 +396,7 @@ fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
         claim_grace: span("claim_grace_s", merged.claim_grace_s.0, true)?,
         max_waiting: merged.max_waiting.0,
         stale_after: span("stale_after_s", merged.stale_after_s.0, true)?,
+        ..Policy::default()
     }
     .validated()
     .map_err(|error| refused(error.to_string()))

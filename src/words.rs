@@ -28,3 +28,14 @@ pub fn router_failure(failure: RouterFailure) -> String {
         RouterFailure::Unreadable => "router answers no list of workers".to_owned(),
     }
 }
+
+/// What to do about an engine that refuses calls of the session lifecycle.
+#[must_use]
+pub const fn refusal_advice(abort: bool, status: u16) -> &'static str {
+    match (abort, status) {
+        (false, 401 | 403) => "Give its key with --engine-key-file.",
+        (true, 401 | 403) => "Give its admin key with --engine-admin-key-file.",
+        (_, 404 | 405 | 501) => "It has no such call.",
+        _ => "Its log may tell why.",
+    }
+}

@@ -249,6 +249,7 @@ pub(super) fn acquire_answer(
     let ttl_clamped = facts.ttl_clamped;
     let waited_s = seconds(answer.waited);
     let repeated = answer.repeated;
+    let session_reopened = answer.session_reopened;
     // Only a bare cancel marker has no session.
     let session_id = session.clone().unwrap_or_default();
     match answer.outcome {
@@ -269,7 +270,7 @@ pub(super) fn acquire_answer(
             expires_in_s: seconds(ends_at.since(shown.now)),
             waited_s,
             repeated,
-            session_reopened: false,
+            session_reopened,
         }),
         Outcome::Bypass(reason) => wire::AcquireAnswer::Bypass(wire::Bypass {
             reason: bypass_reason(reason),
@@ -280,7 +281,7 @@ pub(super) fn acquire_answer(
             ttl_clamped,
             waited_s,
             repeated,
-            session_reopened: false,
+            session_reopened,
         }),
         Outcome::Cancelled(reason) => wire::AcquireAnswer::Cancelled(wire::Cancelled {
             reason: cancel_reason(reason),
@@ -291,7 +292,7 @@ pub(super) fn acquire_answer(
             ttl_clamped,
             waited_s,
             repeated,
-            session_reopened: false,
+            session_reopened,
         }),
         Outcome::Wait(status) => wire::AcquireAnswer::Wait(wire::Wait {
             reason: wait_reason(status.reason),
@@ -311,7 +312,7 @@ pub(super) fn acquire_answer(
                 seconds(POLL_AFTER.min(status.bypass_in))
             },
             claim_grace_s: seconds(shown.view.policy.claim_grace),
-            session_reopened: false,
+            session_reopened,
         }),
     }
 }

@@ -286,6 +286,10 @@ impl RedbStore {
                         let id = id.as_str();
                         rows.take(&mut engines, id, id.len())?;
                     }
+                    Record::Close(_)
+                    | Record::CloseForgotten(_)
+                    | Record::SessionUsed(..)
+                    | Record::SessionForgotten(_) => {}
                 }
             }
         }

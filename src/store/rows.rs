@@ -462,6 +462,8 @@ pub fn decode_engine(id: &str, bytes: &[u8]) -> Result<EngineRow, RowError> {
         capacity: row.capacity.map(tokens).transpose()?,
         start_mark: row.start_mark.map(StartMark),
         joined: Epoch(row.joined),
+        close_refusals: 0,
+        unsupported_at: None,
     })
 }
 

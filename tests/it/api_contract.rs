@@ -878,7 +878,7 @@ async fn a_drain_ends_waiting_calls_and_the_server() {
         .expect("the server did not stop")
         .unwrap();
     drop(idle);
-    app.gate.close().await;
+    app.gate.stop().await;
 }
 
 /// TIC2: with a max_wait that is over, the call that waits is told to go on.

@@ -391,7 +391,7 @@ async fn a_drain_refuses_waiting_calls_and_keeps_their_places() {
             .unwrap()
             .is_some()
     );
-    gate.close().await;
+    gate.stop().await;
     let image = store.image();
     let waiting = image
         .tickets

@@ -335,12 +335,16 @@ impl Audit {
                 self.epoch = Some(entry.epoch);
                 self.count("epoch");
             }
-            Record::Tally(tally) => self.tally = tally.clone(),
+            Record::Tally(tally) => self.tally = (**tally).clone(),
             Record::Ticket(_)
             | Record::Forgotten(_)
             | Record::Started(..)
             | Record::Engine(_)
-            | Record::EngineLeft(_) => {}
+            | Record::EngineLeft(_)
+            | Record::Close(_)
+            | Record::CloseForgotten(_)
+            | Record::SessionUsed(..)
+            | Record::SessionForgotten(_) => {}
         }
         Ok(())
     }
@@ -715,6 +719,7 @@ impl Audit {
             let seq = match effect {
                 Effect::Reply { seq, .. } | Effect::Parked { seq, .. } => *seq,
                 Effect::Decided { seq, .. } => Some(*seq),
+                Effect::Call(_) | Effect::CloseDone(_) => None,
             };
             if let Some(seq) = seq {
                 hold!(
@@ -728,7 +733,7 @@ impl Audit {
             match effect {
                 Effect::Decided { answer, .. } => self.answer(answer)?,
                 Effect::Reply { reply, .. } => self.reply(reply, turn)?,
-                Effect::Parked { .. } => {}
+                Effect::Parked { .. } | Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
         Ok(())

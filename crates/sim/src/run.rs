@@ -1177,7 +1177,7 @@ impl Run {
                     }
                     _ => {}
                 },
-                Effect::Parked { .. } => {}
+                Effect::Parked { .. } | Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
         Ok(())
@@ -1211,6 +1211,7 @@ impl Run {
                         self.answer(answerer, reply);
                     }
                 }
+                Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
         self.shell.end_touched();

@@ -266,6 +266,8 @@ impl EngineLine {
                 None => None,
             },
             joined: Epoch(self.joined),
+            close_refusals: 0,
+            unsupported_at: None,
         })
     }
 }

@@ -169,6 +169,8 @@ fn engine() -> impl Strategy<Value = EngineRow> {
                 capacity,
                 start_mark,
                 joined,
+                close_refusals: 0,
+                unsupported_at: None,
             },
         )
 }
@@ -241,6 +243,8 @@ fn image() -> impl Strategy<Value = Image> {
                     })
                     .collect(),
                 tickets,
+                closes: Vec::new(),
+                sessions: Vec::new(),
                 epochs: epochs
                     .into_iter()
                     .map(|(epoch, (at, cause))| EpochEntry {
@@ -344,6 +348,8 @@ fn small() -> Image {
             salt: 7,
             at: Timestamp::from_millis(1),
         }],
+        closes: Vec::new(),
+        sessions: Vec::new(),
         tickets: vec![
             ticket(
                 3,

@@ -109,6 +109,8 @@ fn rich_image() -> Image {
             capacity: (number < 3).then(|| Tokens::new(number * 1_000_000).unwrap()),
             start_mark: (number > 1).then_some(StartMark(number)),
             joined: Epoch(number),
+            close_refusals: 0,
+            unsupported_at: None,
         });
     }
     image.tally.local_bypasses = [1, 2, 3, 4, 5];

@@ -27,7 +27,7 @@ fn reference(image: &Image) -> MemoryStore {
         .chain(image.tickets.iter().cloned().map(Record::Ticket))
         .chain(image.epochs.iter().cloned().map(Record::Epoch))
         .chain(image.engines.iter().cloned().map(Record::Engine))
-        .chain([Record::Tally(image.tally.clone())])
+        .chain([Record::Tally(Box::new(image.tally.clone()))])
         .collect();
     let Ok(()) = store.commit(Commit {
         term: Term(image.term),

@@ -272,6 +272,7 @@ impl Gate {
                     self.decided.push((*seq, answer.clone()));
                 }
                 Effect::Reply { seq, .. } | Effect::Parked { seq, .. } => self.seqs.extend(*seq),
+                Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
         committed.effects
@@ -302,12 +303,12 @@ impl Gate {
                     assert!(slot.is_none(), "a command is answered once");
                     *slot = Some((seq, Told::Reply(reply)));
                 }
-                Effect::Parked { tag, seq } => {
+                Effect::Parked { tag, seq, .. } => {
                     let slot = told.get_mut(tag.0).unwrap();
                     assert!(slot.is_none(), "a command is answered once");
                     *slot = Some((seq, Told::Parked));
                 }
-                Effect::Decided { .. } => {}
+                Effect::Decided { .. } | Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
         told.into_iter()

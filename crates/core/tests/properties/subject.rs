@@ -48,6 +48,7 @@ pub fn policy(settings: &Settings) -> Policy {
         claim_grace: Span::from_millis(settings.grace),
         max_waiting: settings.max_waiting as u64,
         stale_after: Span::from_millis(settings.stale_after),
+        ..Policy::default()
     }
     .validated()
     .unwrap()
@@ -261,10 +262,13 @@ impl Subject {
         for effect in effects {
             let (tag, one) = match effect {
                 Effect::Reply { tag, seq, reply } => (tag, (said(reply), seq.is_some())),
-                Effect::Parked { tag, seq } => (tag, (Said::Parked, seq.is_some())),
+                Effect::Parked { tag, seq, .. } => (tag, (Said::Parked, seq.is_some())),
                 Effect::Decided { answer: told, .. } => {
                     decided.push(answer(told));
                     continue;
+                }
+                Effect::Call(_) | Effect::CloseDone(_) => {
+                    panic!("no session was closed: {effect:?}")
                 }
             };
             assert!(told[tag.0].is_none(), "answered twice: {effect:?}");
@@ -293,7 +297,7 @@ impl Subject {
                 Effect::Parked { seq, .. } => {
                     assert!(seq.is_none_or(|seq| numbers.insert(seq)), "{effect:?}");
                 }
-                Effect::Reply { .. } => {}
+                Effect::Reply { .. } | Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
         let of_decisions = numbers.clone();

@@ -89,7 +89,16 @@ pub fn said(reply: &Reply) -> Said {
             TicketView::Ended(how) => Err(*how),
         })),
         Reply::Done => Said::Done,
-        Reply::Leases(_) | Reply::Queue(_) | Reply::Epochs(_) | Reply::Image(_) => {
+        Reply::Leases(_)
+        | Reply::Queue(_)
+        | Reply::Epochs(_)
+        | Reply::Image(_)
+        | Reply::Close(_)
+        | Reply::RetryClose(_)
+        | Reply::ReadClose(_)
+        | Reply::Session(_)
+        | Reply::Sessions(_)
+        | Reply::Closes(_) => {
             panic!("nobody asked for {reply:?}")
         }
     }
