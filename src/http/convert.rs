@@ -662,6 +662,16 @@ mod tests {
         assert_eq!(spread(long, "t-1"), spread(long, "t-1"));
     }
 
+    /// CLO5: the words of the wire are those of the rules.
+    #[test]
+    fn clo5_states_are_said_in_the_same_words() {
+        let states = TargetState::ENDS.into_iter().chain([TargetState::Pending]);
+        for state in states {
+            let word = serde_json::to_value(close_engine_state(state)).unwrap();
+            assert_eq!(word, format!("{state:?}").to_lowercase());
+        }
+    }
+
     /// LEA1: 1 s to 24 h; other numbers are brought into range, and the answer says so.
     #[test]
     fn lea1_lives_are_brought_into_range() {

@@ -1055,6 +1055,58 @@ async fn clo2_without_engines_a_close_fails_at_its_deadline() {
     assert_eq!(state["closes"], json!({"pending": 0, "failed": 1}));
 }
 
+/// CLO5: an engine without session closes is told as such, was not asked, and is no failure.
+#[tokio::test]
+async fn clo5_an_engine_without_closes_is_no_failure() {
+    let usual = lifecycle();
+    let app = Builder {
+        engines: vec![("http://a:1", 100), ("grpc://b:1", 100)],
+        ..usual
+    }
+    .start()
+    .await;
+    EngineCalls::of(&app).accept_all();
+    let path = "/v1/sessions/s/close?wait_s=60";
+    let ended = app.post(path, &json!({})).await.json();
+    assert_eq!(
+        ended["engines"],
+        json!([{"url": "grpc://b:1", "state": "unsupported", "attempts": 0, "last_status": null, "last_error": null}])
+    );
+    let counts = json!({"delivered": 1, "unsupported": 1});
+    assert_eq!(
+        (&ended["state"], &ended["counts"]),
+        (&json!("done"), &counts)
+    );
+    let state = app.get("/v1/state").await.json();
+    assert_eq!(state["closes"], json!({"pending": 0, "failed": 0}));
+}
+
+/// CLO11: a session that was closed for its idleness says so; callers cannot give that reason.
+#[tokio::test]
+async fn clo11_an_idle_close_names_its_reason() {
+    let usual = lifecycle();
+    let app = Builder {
+        policy: Policy {
+            session_idle_close: Some(Span::from_millis(1)),
+            ..usual.policy
+        },
+        ..usual
+    }
+    .start()
+    .await;
+    EngineCalls::of(&app).accept_all();
+    let admit = acquire(&app, "t", "s", 1).await;
+    release(&app, &admit).await;
+    app.until(|view| view.tally.closes == 1 && view.closes_pending == 0)
+        .await;
+    let session = app.get("/v1/sessions/s").await.json();
+    let close = &session["closes"][0];
+    assert_eq!(
+        (&close["reason"], &close["mode"], &close["state"]),
+        (&json!("idle"), &json!("join"), &json!("done"))
+    );
+}
+
 /// S04, ID1: the ids of sessions are decoded once where they stand in a path, reach the engine as they
 /// are, and stay apart in every list.
 #[tokio::test]

@@ -988,6 +988,18 @@ async fn the_document_and_the_routes_agree() {
     }
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
+            let parameters = operation["parameters"].as_array();
+            let named: Vec<String> = parameters
+                .into_iter()
+                .flatten()
+                .filter(|parameter| parameter["in"] == "path" && parameter["required"] == true)
+                .map(|parameter| format!("{{{}}}", parameter["name"].as_str().unwrap()))
+                .collect();
+            let in_path: Vec<&str> = path
+                .split('/')
+                .filter(|part| part.starts_with('{'))
+                .collect();
+            assert_eq!(named, in_path, "{method} {path}");
             let responses = operation["responses"].as_object().unwrap();
             assert!(responses.contains_key("default"), "{method} {path}");
             for (status, response) in responses {
@@ -1006,6 +1018,19 @@ async fn the_document_and_the_routes_agree() {
             }
         }
     }
+    let close = &document["paths"]["/v1/sessions/{session_id}/close"]["post"];
+    assert_eq!(
+        (
+            &close["parameters"][1]["name"],
+            &close["parameters"][1]["schema"]["maximum"]
+        ),
+        (&json!("wait_s"), &json!(60))
+    );
+    let of = |status: &str| {
+        let body = &close["responses"][status]["content"]["application/json"];
+        body["schema"]["$ref"].as_str().unwrap().to_owned()
+    };
+    assert!(of("200").ends_with("/CloseDisabled") && of("202").ends_with("/Close"));
     let text = answer.text.as_str();
     for (_, reference) in text
         .match_indices("#/components/schemas/")
