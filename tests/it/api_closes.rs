@@ -766,6 +766,21 @@ async fn too_many_open_closes_are_overloaded() {
         .is_problem(404, "session_not_found");
     let page = app.get("/v1/closes?state=joining&limit=1").await.json();
     assert_eq!(page["total"], CLOSES_OPEN_MAX);
+    // The lists look at more than one slice, in both orders.
+    for (list, first) in [("closes", "s-99999"), ("sessions", "s-9999")] {
+        let page = app
+            .get(&format!("/v1/{list}?q=s-9999&limit=2"))
+            .await
+            .json();
+        assert_eq!(
+            (&page["total"], &page["items"][0]["session_id"]),
+            (&json!(11), &json!(first))
+        );
+        let next = page["next"].as_str().unwrap();
+        let rest = format!("/v1/{list}?q=s-9999&cursor={next}");
+        let rest = app.get(&rest).await.json();
+        assert_eq!(rest["items"].as_array().unwrap().len(), 9);
+    }
 }
 
 /// Lists: filters, pages, and the number of all that match.
