@@ -208,7 +208,11 @@ fn keeps_what_the_reference_store_keeps() {
             let Ok(committed) = turning.finish().commit(&mut both);
             machine = committed.machine;
             effects = committed.effects;
-            seen.look(&both.memory.image());
+            let image = both.memory.image();
+            seen.look(&image);
+            // Whatever a gate keeps can be copied and read again.
+            let copy: Vec<u8> = CopyPieces::new(image.clone()).flatten().collect();
+            assert_eq!(read_copy(&copy[..]).unwrap(), image);
         }
         let Ok(_) = machine.turn(now).finish_last().commit(&mut both);
         both.redb.close().unwrap();
