@@ -179,6 +179,7 @@ fn scraper(timeout: Duration) -> Scraper {
         networks,
         key: None,
         timeout,
+        looks_for_routers: false,
     }
 }
 
