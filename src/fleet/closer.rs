@@ -22,9 +22,10 @@ use reqwest::Client;
 use serde_json::json;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinHandle, JoinSet};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::address::{BaseUrl, Scheme};
 use super::fetch::{self, Ask, FetchError};
@@ -85,8 +86,8 @@ pub struct CloserError(#[from] reqwest::Error);
 /// A running closer. Dropped, it stops at once.
 #[derive(Debug)]
 pub struct Closer {
-    stop: DropGuard,
-    task: JoinHandle<()>,
+    stop: CancellationToken,
+    task: AbortOnDropHandle<()>,
     routers: watch::Sender<BTreeSet<EngineId>>,
 }
 
@@ -110,8 +111,8 @@ impl Closer {
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(Arc::new(caller), gate, stop.clone()));
         Ok(Self {
-            stop: stop.drop_guard(),
-            task,
+            stop,
+            task: AbortOnDropHandle::new(task),
             routers,
         })
     }
@@ -125,7 +126,7 @@ impl Closer {
     /// Begins no call any more, and returns when the calls under way have ended and their outcomes
     /// are handed in, or after [`STOP_WITHIN`].
     pub async fn stop(self) {
-        drop(self.stop);
+        self.stop.cancel();
         // A task that was cancelled with its runtime has nothing left to hand in.
         let _ended = self.task.await;
     }
