@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kvgate::demo::{Behaviour, FakeFleet};
+use kvgate::demo::{Behaviour, EngineVersion, FakeFleet, RecordedRequest, RouterKind, WorkerRow};
 use kvgate::fleet::closer::{ANSWER_BYTES_MAX, CloserConfig};
 use kvgate::fleet::networks::Networks;
 use kvgate::fleet::secret::Secret;
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::asking;
 use crate::support::closes::{Rig, bodies, calls, policy, request, soon, spec};
+use crate::support::process::Kvgate;
 use crate::support::store::{Mood, Switch};
 
 const CLOSE: &str = "/close_session";
@@ -369,6 +370,77 @@ async fn dur1_a_stop_does_not_wait_for_an_engine_that_hangs() {
     let close = rig.done(close.id).await;
     assert_eq!(close.count(TargetState::Delivered), 2);
     assert_eq!((rig.calls(0).len(), rig.calls(1).len()), (2, 1));
+}
+
+/// CLO10: the service says what closes come to in its fleet, once, and what it says follows the fleet.
+/// No key of an engine is shown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clo10_the_service_tells_what_closes_come_to() {
+    let mut fleet = spec(3);
+    fleet.engines[0].version = EngineVersion::V0_5_15Post1;
+    fleet.engines[1].session_close = false;
+    let fleet = FakeFleet::start(fleet).await.unwrap();
+    let info = r#"{"version":"0.5.14","api_key":"SECRET-in-clear"}"#;
+    let info = Behaviour::Raw(info.as_bytes().to_vec());
+    fleet.engine(2).behave("/server_info", info);
+    fleet.router().set_kind(RouterKind::SglangRouter);
+    let data = tempfile::tempdir().unwrap();
+    let router = fleet.router_url();
+    let mut gate = Kvgate::serve(
+        data.path(),
+        &[
+            "--router",
+            &router,
+            "--session-lifecycle",
+            "--poll-interval-s",
+            "0.05",
+        ],
+    );
+    let codes = async |gate: &Kvgate| -> Vec<String> {
+        let state = gate.get("/v1/state").await;
+        let notices = state["notices"].as_array().unwrap().iter();
+        let mut codes: Vec<String> = notices
+            .map(|notice| notice["code"].as_str().unwrap().to_owned())
+            .collect();
+        codes.sort();
+        codes
+    };
+    let expected = [
+        "close_absent",
+        "close_session_cache_off",
+        "router_drops_session_id",
+    ];
+    assert_eq!(codes(&gate).await, expected);
+    let engines = gate.get("/v1/engines").await;
+    let support = |place: usize| {
+        let url = fleet.engine_url(place);
+        let mut engines = engines["items"].as_array().unwrap().iter();
+        let engine = engines.find(|engine| engine["url"] == url);
+        engine.unwrap()["close_support"].clone()
+    };
+    assert_eq!(
+        [support(0), support(1), support(2)],
+        [json!(true), json!(false), json!(false)]
+    );
+    let at_rest = |requests: &[RecordedRequest]| requests.len() > 30;
+    soon(fleet.engine(1).wait_for(at_rest)).await;
+    let told = gate.log_text();
+    let lines = told.matches("session closes at an engine").count();
+    assert_eq!(lines, 3, "{told}");
+    assert!(!told.contains("SECRET"), "{told}");
+    assert!(!gate.get("/v1/state").await.to_string().contains("SECRET"));
+
+    fleet
+        .router()
+        .set_rows(vec![WorkerRow::new("a", &fleet.engine_url(0))]);
+    gate.wait_for_log("the worker set changed");
+    let settled = async {
+        while codes(&gate).await != ["router_drops_session_id"] {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(settled).await;
+    assert!(gate.terminate().success());
 }
 
 /// DUR4, CLO6: what engines answer while the store is away is lost, and asked again when it is back.
