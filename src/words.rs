@@ -1,5 +1,4 @@
-//! What went wrong with a reading and what closes come to, in the words that pages, API, logs and
-//! commands show.
+//! What went wrong with a reading or a call, in the words that pages, API and commands show.
 
 use kvgate_core::reading::{ReadFailure, RouterFailure};
 
