@@ -8,10 +8,15 @@ use kvgate::fleet::closer::{ANSWER_BYTES_MAX, CloserConfig};
 use kvgate::fleet::networks::Networks;
 use kvgate::fleet::secret::Secret;
 use kvgate::gate::Phase;
+use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{CallFailure, CallResult, CloseIntent, CloseMode, Target, TargetState};
 use kvgate_core::command::{Acquire, Command};
 use kvgate_core::ids::{EngineId, Label, SessionId};
 use kvgate_core::policy::Policy;
+use kvgate_core::reading::{
+    EngineKind, ReadFailure, Reading, Role, Round, RouterAnswer, StartMark, Worker,
+};
+use kvgate_core::units::{Span, Tokens};
 use serde_json::{Value, json};
 
 use crate::support::app::asking;
@@ -253,6 +258,106 @@ async fn clo4_networks() {
             assert!(rig.calls(0).is_empty());
         }
     }
+}
+
+/// A round in which the router lists these engines, each with its reading.
+fn listed(rig: &Rig, readings: Vec<(EngineId, Result<Reading, ReadFailure>)>) -> Round {
+    let workers = readings.iter().map(|(engine, _)| Worker {
+        engine: engine.clone(),
+        role: Role::Regular,
+        healthy: true,
+        worker_ids: BTreeSet::new(),
+    });
+    Round {
+        began_at: rig.gate.line().unwrap().now(),
+        router: Some(RouterAnswer::Workers(workers.collect())),
+        readings,
+        start_marks: Vec::new(),
+    }
+}
+
+/// CLO5, CLO9: one engine hangs, one refuses, one restarts, one leaves, one is vLLM: each has its own
+/// end, the close counts as failed once, and the engine that is well has it long before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clo5_each_engine_has_its_own_end() {
+    let fleet = FakeFleet::start(spec(6)).await.unwrap();
+    let [well, hangs, refuses, restarts, leaves, vllm] =
+        std::array::from_fn(|place| EngineId::new(&fleet.engine_url(place)));
+    fleet.engine(1).behave(CLOSE, Behaviour::Hang);
+    let refusal = Behaviour::Status(400, "no".to_owned());
+    fleet.engine(2).behave(CLOSE, refusal);
+    fleet.engine(3).behave(CLOSE, Behaviour::Cut);
+    fleet.engine(4).behave(CLOSE, Behaviour::Cut);
+    let policy = Policy {
+        close_deadline: Span::from_secs(3),
+        ..policy()
+    };
+    let config = CloserConfig {
+        timeout: Duration::from_millis(100),
+        ..CloserConfig::default()
+    };
+    let members = FleetConfig {
+        has_router: true,
+        static_engines: BTreeSet::new(),
+    };
+    let rig = Rig::unread(fleet, members, policy, config, Switch::default()).await;
+    let idle = || Reading::idle(Tokens::new(100_000).unwrap());
+    let good = |engine: &EngineId| (engine.clone(), Ok(idle()));
+    let of_vllm = Reading {
+        kind: EngineKind::Vllm,
+        ..idle()
+    };
+    let mut first = listed(
+        &rig,
+        vec![
+            good(&well),
+            good(&hangs),
+            good(&refuses),
+            good(&restarts),
+            good(&leaves),
+            (vllm.clone(), Ok(of_vllm.clone())),
+        ],
+    );
+    first.start_marks = vec![(restarts.clone(), StartMark(1))];
+    rig.gate.round(first).await.unwrap();
+    rig.ready().await;
+
+    let close = rig.close("s").await;
+    rig.until(close.id, |close| {
+        let tried = |engine: &EngineId| close.targets[engine].attempts > 0;
+        close.targets[&well].state == TargetState::Delivered
+            && [&hangs, &restarts, &leaves].into_iter().all(tried)
+    })
+    .await;
+    let mut later = listed(
+        &rig,
+        vec![
+            good(&well),
+            good(&hangs),
+            good(&refuses),
+            good(&restarts),
+            (vllm.clone(), Ok(of_vllm)),
+        ],
+    );
+    later.start_marks = vec![(restarts.clone(), StartMark(2))];
+    rig.gate.round(later).await.unwrap();
+    let close = rig.done(close.id).await;
+    let ends =
+        [&hangs, &refuses, &restarts, &leaves, &vllm].map(|engine| close.targets[engine].state);
+    assert_eq!(
+        ends,
+        [
+            TargetState::Failed,
+            TargetState::Refused,
+            TargetState::Restarted,
+            TargetState::Gone,
+            TargetState::Unsupported
+        ]
+    );
+    assert_eq!(close.count(TargetState::Delivered), 1);
+    let tally = rig.gate.view().tally.clone();
+    assert_eq!((tally.closes, tally.close_failures), (1, 1));
+    assert!(rig.calls(5).is_empty());
 }
 
 /// CLO4: the router is never called, whatever the store or a list says; neither is an engine that
