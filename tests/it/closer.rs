@@ -130,7 +130,7 @@ async fn clo6_outcomes_of_a_flood_share_transactions() {
     let calls: usize = (0..8).map(|place| rig.calls(place).len()).sum();
     assert_eq!(calls, 2_000);
     let commits = rig.store.commits(before).len();
-    assert!(commits < calls / 4, "{commits} transactions");
+    assert!(commits < calls / 2, "{commits} transactions");
 }
 
 /// What one close comes to at an engine that behaves so, with one attempt.
@@ -289,7 +289,7 @@ async fn clo5_each_engine_has_its_own_end() {
     fleet.engine(3).behave(CLOSE, Behaviour::Cut);
     fleet.engine(4).behave(CLOSE, Behaviour::Cut);
     let policy = Policy {
-        close_deadline: Span::from_secs(3),
+        close_deadline: Span::from_secs(5),
         ..policy()
     };
     let config = CloserConfig {
