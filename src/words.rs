@@ -1,4 +1,5 @@
-//! What went wrong with a reading or a call, in the words that pages, API and commands show.
+//! What went wrong with a reading or a call and what closes come to, in the words that pages, API,
+//! logs and commands show.
 
 use kvgate_core::close::CallFailure;
 use kvgate_core::reading::{ReadFailure, RouterFailure};
