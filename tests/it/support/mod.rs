@@ -1,5 +1,6 @@
 //! What several test modules share.
 
 pub mod app;
+pub mod closes;
 pub mod process;
 pub mod store;
