@@ -354,6 +354,38 @@ impl FakeEngine {
         self.door.behave(path, behaviour, Some(times));
     }
 
+    /// The next requests to `path` meet one behaviour each, in this order; then it is normal again.
+    pub fn behave_in_turn(&self, path: &str, behaviours: Vec<Behaviour>) {
+        self.door.behave_in_turn(path, behaviours);
+    }
+
+    /// Most requests to `path` that were under way at the same time.
+    #[must_use]
+    pub fn peak(&self, path: &str) -> usize {
+        self.door.peak(path)
+    }
+
+    /// The session ids of the closes that came in, whatever they were answered, the oldest first.
+    #[must_use]
+    pub fn closes(&self) -> Vec<String> {
+        named(&self.door.requests(), "/close_session", "session_id")
+    }
+
+    /// The request ids of the aborts that came in, likewise.
+    #[must_use]
+    pub fn aborts(&self) -> Vec<String> {
+        named(&self.door.requests(), "/abort_request", "rid")
+    }
+
+    /// Waits until `count` closes came in, and returns their session ids. Never times out.
+    pub async fn wait_for_closes(&self, count: usize) -> Vec<String> {
+        let path = "/close_session";
+        let closes = self
+            .door
+            .wait_for(|requests| requests.iter().filter(|one| one.path == path).count() >= count);
+        named(&closes.await, path, "session_id")
+    }
+
     /// A new incarnation at the same address: connections are cut, requests lost, cache and counters
     /// empty, the start time new. Scripted gauges stay, scripted counters go. A stopped engine stays
     /// stopped.
@@ -413,6 +445,15 @@ impl FakeEngine {
         self.script(|script| script.counters = None);
         self.core.changes.send_replace(());
     }
+}
+
+/// One text field of the bodies that came to `path`.
+fn named(requests: &[RecordedRequest], path: &str, field: &str) -> Vec<String> {
+    requests
+        .iter()
+        .filter(|request| request.path == path)
+        .filter_map(|request| request.json().get(field)?.as_str().map(str::to_owned))
+        .collect()
 }
 
 async fn run_model(core: Arc<Core>, speed: f64, stop: CancellationToken) {
