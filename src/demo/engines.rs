@@ -51,7 +51,7 @@ pub struct EngineSetup {
     pub session_close: bool,
     /// Whether `/metrics` is on.
     pub metrics: bool,
-    /// Whether `/v1/loads` exists.
+    /// Whether `/v1/loads` exists; not at a vLLM.
     pub loads: bool,
 }
 
@@ -72,6 +72,12 @@ impl EngineSetup {
             metrics: true,
             loads: true,
         }
+    }
+
+    /// The same engine of another version.
+    #[must_use]
+    pub fn of(self, version: EngineVersion) -> Self {
+        Self { version, ..self }
     }
 }
 
@@ -477,15 +483,22 @@ async fn run_model(core: Arc<Core>, speed: f64, stop: CancellationToken) {
 }
 
 fn routes(core: Arc<Core>) -> Router {
-    Router::new()
+    let both = Router::new()
         .route("/health", get(health))
+        .route("/metrics", get(metrics));
+    let sglang = Router::new()
         .route("/server_info", get(server_info))
         .route("/get_server_info", get(server_info))
         .route("/v1/loads", get(loads))
-        .route("/metrics", get(metrics))
         .route("/generate", post(generate))
         .route("/close_session", get(close_session).post(close_session))
-        .route("/abort_request", any(abort_request))
+        .route("/abort_request", any(abort_request));
+    let known = if core.setup.version.is_sglang() {
+        both.merge(sglang)
+    } else {
+        both
+    };
+    known
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(core)
@@ -943,6 +956,53 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(answer.status(), 400);
+    }
+
+    #[tokio::test]
+    async fn a_vllm_shows_its_own_metrics_and_has_no_close() {
+        let fleet = fleet(EngineSetup::with_pool(9_600).of(EngineVersion::Vllm)).await;
+        let url = fleet.engine_url(0);
+        let http = http_client().unwrap();
+        let text = http.get(format!("{url}/metrics")).send().await.unwrap();
+        let text = text.text().await.unwrap();
+        assert!(text.contains("kv_cache_size_tokens=\"9600\",num_gpu_blocks=\"300\"} 1.0\n"));
+        assert!(
+            text.contains("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"demo-model\"} 0.0")
+        );
+        assert!(!text.contains("sglang"));
+        for path in [
+            "/close_session",
+            "/abort_request",
+            "/v1/loads",
+            "/server_info",
+        ] {
+            let (status, text) = post(&format!("{url}{path}"), None, json!({})).await;
+            assert_eq!(
+                (status, text.as_str()),
+                (404, "{\"detail\":\"Not Found\"}"),
+                "{path}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn calls_that_came_in_are_told_by_their_ids() {
+        let fleet = fleet(EngineSetup::with_pool(10_000)).await;
+        let engine = fleet.engine(0);
+        let close = format!("{}/close_session", engine.url());
+        engine.behave_in_turn(
+            "/close_session",
+            vec![Behaviour::Status(503, String::new())],
+        );
+        for status in [503, 200] {
+            let answer = post(&close, None, json!({"session_id": "s/1"})).await;
+            assert_eq!(answer.0, status);
+        }
+        let abort = format!("{}/abort_request", engine.url());
+        assert_eq!(post(&abort, None, json!({"rid": "r1"})).await.0, 200);
+        assert_eq!(engine.wait_for_closes(2).await, ["s/1", "s/1"]);
+        assert_eq!(engine.aborts(), ["r1"]);
+        assert_eq!(engine.peak("/close_session"), 1);
     }
 
     #[tokio::test]
