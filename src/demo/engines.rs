@@ -31,6 +31,10 @@ use super::shapes::{self, EngineFace, EngineVersion, RankGauges};
 
 /// How often the model moves on.
 const TICK: Duration = Duration::from_millis(20);
+/// Model time between two reports of the gauges while requests decode, in milliseconds: 40 tokens.
+const REPORT_BUSY_MS: u64 = 667;
+/// The same of an engine without work.
+const REPORT_IDLE_MS: u64 = 30_000;
 /// Most model time of one tick in milliseconds, so that a suspended machine does not leap.
 const TICK_MODEL_MS_MAX: u64 = 2_000;
 
@@ -53,6 +57,9 @@ pub struct EngineSetup {
     pub metrics: bool,
     /// Whether `/v1/loads` exists; not at a vLLM.
     pub loads: bool,
+    /// Whether the gauges of `/metrics` keep their values until work refreshes them, or 30 s without
+    /// work, as those of SGLang 0.5.15 do: a close is seen late in them.
+    pub stale_gauges: bool,
 }
 
 impl EngineSetup {
@@ -71,6 +78,7 @@ impl EngineSetup {
             session_close: true,
             metrics: true,
             loads: true,
+            stale_gauges: false,
         }
     }
 
@@ -123,10 +131,66 @@ struct DemoFields {
 
 struct Model {
     engine: Engine,
+    /// What `/metrics` shows when its gauges are stale.
+    reported: Report,
+    /// Model time since the start of this incarnation.
+    passed_ms: u64,
     waiting: BTreeMap<String, oneshot::Sender<Finished>>,
     /// Start of this incarnation in milliseconds since the Unix epoch.
     started_ms: u64,
     rids: u64,
+}
+
+/// The gauges at one moment.
+#[derive(Clone, Copy, Default)]
+struct Report {
+    gauges: Gauges,
+    at_ms: u64,
+    /// Prompt tokens that were computed or found by then: more of them are another prefill.
+    prefilled: u64,
+}
+
+impl Model {
+    fn new(spec: EngineSpec, started_ms: u64) -> Self {
+        let engine = Engine::new(spec);
+        Self {
+            reported: Report {
+                gauges: engine.gauges(),
+                ..Report::default()
+            },
+            engine,
+            passed_ms: 0,
+            waiting: BTreeMap::new(),
+            started_ms,
+            rids: 0,
+        }
+    }
+
+    fn step(&mut self, span: Span) {
+        let finished = self.engine.step(span);
+        self.passed_ms = self.passed_ms.saturating_add(span.millis());
+        let counters = self.engine.counters();
+        let now = Report {
+            gauges: self.engine.gauges(),
+            at_ms: self.passed_ms,
+            prefilled: counters.prefill_compute + counters.prefill_cache,
+        };
+        let every_ms = if now.gauges.running > 0 {
+            REPORT_BUSY_MS
+        } else {
+            REPORT_IDLE_MS
+        };
+        let last = self.reported;
+        if now.prefilled != last.prefilled || now.at_ms - last.at_ms >= every_ms {
+            self.reported = now;
+        }
+        for one in finished {
+            if let Some(waiting) = self.waiting.remove(&*one.rid) {
+                // Nobody listens when the client left just now.
+                let _left = waiting.send(one);
+            }
+        }
+    }
 }
 
 struct Core {
@@ -178,12 +242,17 @@ impl Core {
         }]
     }
 
-    fn with_face<T>(&self, write: impl FnOnce(&EngineFace<'_>) -> T) -> T {
+    fn with_face<T>(&self, stale: bool, write: impl FnOnce(&EngineFace<'_>) -> T) -> T {
         let script = lock(&self.script).clone();
         let (gauges, mut counters, started_ms) = {
             let model = lock(&self.model);
             let engine = &model.engine;
-            (engine.gauges(), engine.counters(), model.started_ms)
+            let gauges = if stale {
+                model.reported.gauges
+            } else {
+                engine.gauges()
+            };
+            (gauges, engine.counters(), model.started_ms)
         };
         if let Some((prompt, generation)) = script.counters {
             counters = Counters {
@@ -219,10 +288,7 @@ impl Core {
 
     /// Moves the model on and hands finished requests to those who wait for them.
     fn step(&self, span: Span) {
-        let mut model = lock(&self.model);
-        let finished = model.engine.step(span);
-        hand_over(&mut model, finished);
-        drop(model);
+        lock(&self.model).step(span);
         self.changes.send_replace(());
     }
 
@@ -230,19 +296,9 @@ impl Core {
         let mut model = lock(&self.model);
         model.engine.abort(rid);
         // What was queued has ended already.
-        let finished = model.engine.step(Span::ZERO);
-        hand_over(&mut model, finished);
+        model.step(Span::ZERO);
         drop(model);
         self.changes.send_replace(());
-    }
-}
-
-fn hand_over(model: &mut Model, finished: Vec<Finished>) {
-    for one in finished {
-        if let Some(waiting) = model.waiting.remove(&*one.rid) {
-            // Nobody listens when the client left just now.
-            let _left = waiting.send(one);
-        }
     }
 }
 
@@ -263,12 +319,7 @@ impl FakeEngine {
         let core = Arc::new(Core {
             wall_start_ms,
             began: Instant::now(),
-            model: Mutex::new(Model {
-                engine: Engine::new(setup.model),
-                waiting: BTreeMap::new(),
-                started_ms: wall_start_ms,
-                rids: 0,
-            }),
+            model: Mutex::new(Model::new(setup.model, wall_start_ms)),
             script: Mutex::default(),
             changes: watch::Sender::new(()),
             setup,
@@ -444,9 +495,12 @@ impl FakeEngine {
     fn forget(&self) {
         let now_ms = self.core.now_ms();
         let mut model = lock(&self.core.model);
-        model.engine = Engine::new(self.core.setup.model);
-        model.waiting.clear();
-        model.started_ms = now_ms.max(model.started_ms.saturating_add(1));
+        let started_ms = now_ms.max(model.started_ms.saturating_add(1));
+        // Those who wait for an answer of the old one get none.
+        *model = Model {
+            rids: model.rids,
+            ..Model::new(self.core.setup.model, started_ms)
+        };
         drop(model);
         self.script(|script| script.counters = None);
         self.core.changes.send_replace(());
@@ -548,7 +602,7 @@ async fn server_info(State(core): State<Arc<Core>>, headers: HeaderMap) -> Respo
     if !core.allows(&headers, core.setup.api_key.as_ref()) {
         return unauthorized();
     }
-    json_answer(StatusCode::OK, &core.with_face(shapes::server_info))
+    json_answer(StatusCode::OK, &core.with_face(false, shapes::server_info))
 }
 
 async fn loads(
@@ -571,14 +625,14 @@ async fn loads(
     if include.split(',').any(|name| name != "core") {
         return bad_request("this engine shows the core section only");
     }
-    json_answer(StatusCode::OK, &core.with_face(shapes::loads))
+    json_answer(StatusCode::OK, &core.with_face(false, shapes::loads))
 }
 
 async fn metrics(State(core): State<Arc<Core>>) -> Response<Body> {
     if !core.setup.metrics {
         return not_found().await;
     }
-    let text = core.with_face(shapes::exposition);
+    let text = core.with_face(core.setup.stale_gauges, shapes::exposition);
     let kind = [(
         header::CONTENT_TYPE,
         "text/plain; version=0.0.4; charset=utf-8",
@@ -983,6 +1037,44 @@ mod tests {
                 "{path}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn stale_gauges_show_a_close_with_the_next_work() {
+        let mut setup = EngineSetup::with_pool(10_000).of(EngineVersion::V0_5_15Post1);
+        setup.stale_gauges = true;
+        let spec = FleetSpec {
+            engines: vec![setup],
+            speed: 1.0,
+            ..FleetSpec::uniform(0, 0)
+        };
+        let fleet = FakeFleet::start(spec).await.unwrap();
+        let url = fleet.engine_url(0);
+        let http = http_client().unwrap();
+        let evictable = async || -> f64 {
+            let text = http.get(format!("{url}/metrics")).send().await.unwrap();
+            let text = text.text().await.unwrap();
+            let row = "sglang:kv_evictable_tokens{";
+            let line = text.lines().find(|line| line.starts_with(row)).unwrap();
+            line.rsplit_once(' ').unwrap().1.parse().unwrap()
+        };
+        let generate = format!("{url}/generate");
+        for (rid, session) in [("r1", "s1"), ("r2", "s2")] {
+            post(&generate, None, turn(rid, session, 3_000, 1)).await;
+        }
+        let before = evictable().await;
+        assert!(
+            before >= 3_001.0,
+            "s1 was in the cache when s2 began: {before}"
+        );
+        let close = format!("{url}/close_session");
+        for session in ["s1", "s2"] {
+            post(&close, None, json!({"session_id": session})).await;
+        }
+        assert_eq!(fleet.engine(0).gauges().evictable, 0);
+        assert_eq!(evictable().await, before, "no work since");
+        post(&generate, None, turn("r3", "s3", 10, 1)).await;
+        assert!(evictable().await <= 11.0);
     }
 
     #[tokio::test]

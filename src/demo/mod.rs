@@ -82,8 +82,10 @@ impl FleetSpec {
     /// epoch, `speed` the model seconds per real second.
     #[must_use]
     pub fn demo(speed: f64, wall_start_ms: u64) -> Self {
-        let engines = DEMO_ENGINES
-            .map(|(pool_tokens, version)| EngineSetup::with_pool(pool_tokens).of(version));
+        let engines = DEMO_ENGINES.map(|(pool_tokens, version)| EngineSetup {
+            stale_gauges: version == EngineVersion::V0_5_15Post1,
+            ..EngineSetup::with_pool(pool_tokens).of(version)
+        });
         Self {
             engines: engines.to_vec(),
             router: RouterSetup::default(),
