@@ -1,5 +1,6 @@
 //! What several test modules share.
 
 pub mod app;
+pub mod child;
 pub mod process;
 pub mod store;
