@@ -51,6 +51,8 @@ struct Member {
     /// It was away since the counters were last compared (CAP8).
     was_absent: bool,
     last_incarnation: Option<(Timestamp, BTreeSet<Sign>)>,
+    /// The last sign that the KV of an incarnation is gone.
+    restarted_by: Option<(Timestamp, Sign)>,
 }
 
 /// What shows that an engine is a new incarnation (CAP8).
@@ -311,7 +313,7 @@ impl Fleet {
                 }
                 let seen_at = member.counters_at;
                 if member.take_reading(result, now, policy) {
-                    restarted.push(member.restarted(seen_at));
+                    restarted.extend(member.restarted(Sign::Counters, seen_at, now));
                     signs.insert((id, Sign::Counters));
                 }
             }
@@ -320,7 +322,7 @@ impl Fleet {
             if let Some(member) = self.members.get_mut(&id) {
                 let seen_at = member.mark_at;
                 if member.take_start_mark(mark, now) {
-                    restarted.push(member.restarted(seen_at));
+                    restarted.extend(member.restarted(Sign::StartTime, seen_at, now));
                     signs.insert((id, Sign::StartTime));
                 }
             }
@@ -580,21 +582,36 @@ impl Member {
             counters: None,
             was_absent: false,
             last_incarnation: None,
+            restarted_by: None,
         }
     }
 
-    /// A new incarnation may have what the old one had not.
-    fn restarted(&mut self, seen_at: Option<Timestamp>) -> Restarted {
+    /// A sign of a new incarnation, unless it is a later sign of one that is known: what was closed in
+    /// between may be held by that one. A new incarnation may have what the old one had not.
+    fn restarted(
+        &mut self,
+        sign: Sign,
+        seen_at: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Option<Restarted> {
+        if let Some((at, other)) = self.restarted_by
+            && other != sign
+            && at < now
+            && now.since(at) <= INCARNATION_SIGNS_WITHIN
+        {
+            return None;
+        }
+        self.restarted_by = Some((now, sign));
         self.row.forget_refusals();
         let silent_at = self.failure.and_then(|(at, failure)| {
             let silent = matches!(failure, ReadFailure::Timeout | ReadFailure::Refused);
             silent.then_some(at)
         });
-        Restarted {
+        Some(Restarted {
             engine: self.row.id.clone(),
             seen_at,
             silent_at,
-        }
+        })
     }
 
     fn call_healthy(&mut self) {

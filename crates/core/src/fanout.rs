@@ -61,7 +61,7 @@ struct Lane {
     later: BTreeSet<(Timestamp, Job)>,
     /// Attempts used up by aborts; those of closes stand with their intents.
     abort_attempts: BTreeMap<Job, u32>,
-    in_flight: usize,
+    in_flight: BTreeSet<Job>,
     /// Transport failures in a row.
     failures: u32,
     away: Option<Away>,
@@ -98,6 +98,8 @@ pub(crate) struct Fanout {
     refusals: BTreeMap<(EngineId, bool), Refusal>,
     /// The next time at which a lane moves by itself; `None` when it must be worked out.
     due: Option<Option<Timestamp>>,
+    /// The lane that gave the last call: those before it have none to give.
+    giving: Option<EngineId>,
 }
 
 impl Fanout {
@@ -114,6 +116,18 @@ impl Fanout {
             reopened: BTreeMap::new(),
             refusals: BTreeMap::new(),
             due: None,
+            giving: None,
+        }
+    }
+
+    /// What waits in the lanes is filled in anew, from the intents; calls under way stay. Deadlines
+    /// leave them some time from here.
+    pub(crate) fn resume(&mut self, now: Timestamp) {
+        self.resumed_at = now;
+        self.due = None;
+        for lane in self.lanes.values_mut() {
+            lane.ready.clear();
+            lane.later.clear();
         }
     }
 
@@ -154,7 +168,9 @@ impl Fanout {
     pub(crate) fn push(&mut self, engine: &EngineId, job: Job) {
         self.due = None;
         let lane = self.lanes.entry(engine.clone()).or_default();
-        lane.ready.insert(job);
+        if !lane.in_flight.contains(&job) {
+            lane.ready.insert(job);
+        }
     }
 
     /// The next call that may go out; the engine and the job leave their lane. A job that has lost
@@ -165,13 +181,30 @@ impl Fanout {
         {
             return None;
         }
-        for (engine, lane) in &mut self.lanes {
-            if let Some((job, probe)) = lane.take_due(now) {
-                return Some((engine.clone(), job, probe));
-            }
+        // Once through the lanes from the one that gave the last, so that a turn with many calls does
+        // not look at each lane for each call.
+        if let Some(from) = self.giving.take()
+            && let Some(given) = Self::first_due(self.lanes.range_mut(from..), now)
+        {
+            self.giving = Some(given.0.clone());
+            return Some(given);
+        }
+        if let Some(given) = Self::first_due(self.lanes.iter_mut(), now) {
+            self.giving = Some(given.0.clone());
+            return Some(given);
         }
         self.due = Some(self.lanes.values().filter_map(Lane::due).min());
         None
+    }
+
+    fn first_due<'a>(
+        mut lanes: impl Iterator<Item = (&'a EngineId, &'a mut Lane)>,
+        now: Timestamp,
+    ) -> Option<(EngineId, Job, bool)> {
+        lanes.find_map(|(engine, lane)| {
+            let (job, probe) = lane.take_due(now)?;
+            Some((engine.clone(), job, probe))
+        })
     }
 
     /// A call goes out.
@@ -179,7 +212,7 @@ impl Fanout {
         let number = self.next_call;
         self.next_call = self.next_call.saturating_add(1);
         let lane = self.lanes.entry(engine.clone()).or_default();
-        lane.in_flight = lane.in_flight.saturating_add(1);
+        lane.in_flight.insert(job.clone());
         self.calls.insert(number, Call { engine, job, probe });
         CallId {
             term: self.term,
@@ -195,7 +228,7 @@ impl Fanout {
         let call = self.calls.remove(&id.number)?;
         self.due = None;
         if let Some(lane) = self.lanes.get_mut(&call.engine) {
-            lane.in_flight = lane.in_flight.saturating_sub(1);
+            lane.in_flight.remove(&call.job);
         }
         Some(call)
     }
@@ -359,12 +392,12 @@ impl Fanout {
 impl Lane {
     fn take_due(&mut self, now: Timestamp) -> Option<(Job, bool)> {
         if let Some(away) = self.away {
-            if self.in_flight > 0 || !now.reached(away.next_probe) {
+            if !self.in_flight.is_empty() || !now.reached(away.next_probe) {
                 return None;
             }
             return self.ready.pop_first().map(|job| (job, true));
         }
-        if self.in_flight >= CALLS_PER_ENGINE_MAX {
+        if self.in_flight.len() >= CALLS_PER_ENGINE_MAX {
             return None;
         }
         while let Some((at, _)) = self.later.first()
@@ -380,10 +413,10 @@ impl Lane {
     /// When a call may go out by the passing of time alone.
     fn due(&self) -> Option<Timestamp> {
         if let Some(away) = self.away {
-            let waits = self.in_flight == 0 && !self.ready.is_empty();
+            let waits = self.in_flight.is_empty() && !self.ready.is_empty();
             return waits.then_some(away.next_probe);
         }
-        if self.in_flight >= CALLS_PER_ENGINE_MAX {
+        if self.in_flight.len() >= CALLS_PER_ENGINE_MAX {
             return None;
         }
         if !self.ready.is_empty() {
@@ -393,7 +426,7 @@ impl Lane {
     }
 
     fn is_empty(&self) -> bool {
-        self.ready.is_empty() && self.later.is_empty() && self.in_flight == 0
+        self.ready.is_empty() && self.later.is_empty() && self.in_flight.is_empty()
     }
 }
 
