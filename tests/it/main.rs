@@ -15,6 +15,7 @@ mod api_failing;
 mod api_security;
 mod bounds;
 mod cases;
+mod closer;
 mod durable;
 mod fleet_http;
 mod gate;

@@ -2,5 +2,6 @@
 
 pub mod app;
 pub mod child;
+pub mod closes;
 pub mod process;
 pub mod store;
