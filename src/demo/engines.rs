@@ -41,7 +41,7 @@ const TICK_MODEL_MS_MAX: u64 = 2_000;
 /// One engine of a fleet.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EngineSetup {
-    /// The pool and the rates.
+    /// The pool and the rates; what a close does is the version's.
     pub model: EngineSpec,
     /// Whose answers it imitates.
     pub version: EngineVersion,
@@ -151,8 +151,11 @@ struct Report {
 }
 
 impl Model {
-    fn new(spec: EngineSpec, started_ms: u64) -> Self {
-        let engine = Engine::new(spec);
+    fn new(setup: &EngineSetup, started_ms: u64) -> Self {
+        let engine = Engine::new(EngineSpec {
+            family: setup.version.family(),
+            ..setup.model
+        });
         Self {
             reported: Report {
                 gauges: engine.gauges(),
@@ -319,7 +322,7 @@ impl FakeEngine {
         let core = Arc::new(Core {
             wall_start_ms,
             began: Instant::now(),
-            model: Mutex::new(Model::new(setup.model, wall_start_ms)),
+            model: Mutex::new(Model::new(&setup, wall_start_ms)),
             script: Mutex::default(),
             changes: watch::Sender::new(()),
             setup,
@@ -499,7 +502,7 @@ impl FakeEngine {
         // Those who wait for an answer of the old one get none.
         *model = Model {
             rids: model.rids,
-            ..Model::new(self.core.setup.model, started_ms)
+            ..Model::new(&self.core.setup, started_ms)
         };
         drop(model);
         self.script(|script| script.counters = None);
@@ -661,9 +664,7 @@ async fn close_session(
     let Some(session) = session.and_then(Value::as_str) else {
         return bad_request("1 validation error:\n  {'type': 'missing', 'loc': ('body',)}");
     };
-    // 0.5.17 and later only lower the session's place in the eviction order, which this model does
-    // not tell apart from LRU.
-    if core.setup.session_close && core.setup.version == EngineVersion::V0_5_15Post1 {
+    if core.setup.session_close {
         lock(&core.model).engine.close_session(session);
         core.changes.send_replace(());
     }

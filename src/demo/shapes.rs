@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use kvgate_sim::engine::Counters;
+use kvgate_sim::engine::{Counters, Family};
 use serde_json::{Map, Value, json};
 
 /// Version of the engine whose answers are imitated.
@@ -29,6 +29,15 @@ impl EngineVersion {
             Self::V0_5_15Post1 => "0.5.15.post1",
             Self::V0_5_23 => "0.5.23",
             Self::Vllm => "0.32.0",
+        }
+    }
+
+    /// What a session close does there.
+    #[must_use]
+    pub const fn family(self) -> Family {
+        match self {
+            Self::V0_5_15Post1 => Family::Frees,
+            Self::V0_5_23 | Self::Vllm => Family::LetsGo,
         }
     }
 
