@@ -124,73 +124,46 @@ async fn record(engine: &Engine, folder: &Path) {
         fs::write(answers.join(format!("sglang-0.5.15.post1-{name}")), text).unwrap();
     };
     let mut calls = Vec::new();
-    let mut note = |name: &str, (status, body): (u16, String)| {
+    let mut note = |(method, path, request): (&str, &str, &str), (status, body): (u16, String)| {
         let body = body.replace(here.to_str().unwrap(), "<folder>");
-        calls.push(json!({"call": name, "status": status, "body": body}));
+        calls.push(json!({
+            "method": method, "path": path, "request": request, "status": status, "body": body,
+        }));
     };
 
     let prompt = prompt(21, 300);
     let turn = engine.generate(&prompt, 8, Some("recorded"), None).await;
     save("generate.json", &pretty(&turn.body));
     engine.kv().await;
-    save(
-        "session_open-metrics.txt",
-        &gauges(&engine.get("/metrics").await.1),
-    );
-    let close = r#"{"session_id":"recorded"}"#;
-    note(
-        "POST /close_session",
-        engine.call("POST", "/close_session", close).await,
-    );
+    save("session_open-metrics.txt", &kv_lines(engine).await);
+    let [close, abort] = ["/close_session", "/abort_request"];
+    let recorded = ("POST", close, r#"{"session_id":"recorded"}"#);
+    note(recorded, engine.call(recorded).await);
     engine.kv().await;
-    save(
-        "session_closed-metrics.txt",
-        &gauges(&engine.get("/metrics").await.1),
-    );
-    for (name, method, path, body) in [
-        ("again", "POST", "/close_session", close),
-        (
-            "unknown id",
-            "POST",
-            "/close_session",
-            r#"{"session_id":"nobody"}"#,
-        ),
-        (
-            "more fields",
-            "POST",
-            "/close_session",
-            r#"{"session_id":"nobody","extra":1}"#,
-        ),
-        ("by GET", "GET", "/close_session", close),
-        ("without an id", "POST", "/close_session", "{}"),
-        (
-            "id null",
-            "POST",
-            "/close_session",
-            r#"{"session_id":null}"#,
-        ),
-        ("id 5", "POST", "/close_session", r#"{"session_id":5}"#),
-        ("no JSON", "POST", "/close_session", "no json"),
-        ("by DELETE", "DELETE", "/close_session", close),
-        (
-            "unknown id",
-            "POST",
-            "/abort_request",
-            r#"{"rid":"nobody"}"#,
-        ),
-        ("empty", "POST", "/abort_request", "{}"),
-        ("by GET", "GET", "/abort_request", ""),
+    save("session_closed-metrics.txt", &kv_lines(engine).await);
+    for call in [
+        recorded,
+        ("POST", close, r#"{"session_id":"nobody"}"#),
+        ("POST", close, r#"{"session_id":"nobody","extra":1}"#),
+        ("GET", close, r#"{"session_id":"recorded"}"#),
+        ("DELETE", close, r#"{"session_id":"recorded"}"#),
+        ("POST", close, "{}"),
+        ("POST", close, r#"{"session_id":null}"#),
+        ("POST", close, r#"{"session_id":5}"#),
+        ("POST", close, "no json"),
+        ("POST", abort, r#"{"rid":"nobody"}"#),
+        ("POST", abort, "{}"),
+        ("GET", abort, ""),
     ] {
-        let answer = engine.call(method, path, body).await;
-        note(&format!("{method} {path}, {name}"), answer);
+        note(call, engine.call(call).await);
     }
     save("calls.json", &pretty(&Value::Array(calls)));
-    save(
-        "v1_loads_core.json",
-        &engine.get("/v1/loads?include=core").await.1,
-    );
     let info = engine.get("/server_info").await.1;
-    let info: Value = serde_json::from_str(&info).unwrap();
+    let mut info: Value = serde_json::from_str(&info).unwrap();
+    // Each rank repeats the whole body once more.
+    for state in info["internal_states"].as_array_mut().unwrap() {
+        *state = json!({"memory_usage": state["memory_usage"]});
+    }
     save("server_info.json", &pretty(&info));
 }
 
@@ -198,16 +171,28 @@ fn pretty(value: &Value) -> String {
     format!("{}\n", serde_json::to_string_pretty(value).unwrap())
 }
 
-/// The lines of the engine's own gauges and counters; the histograms are long and nobody reads them.
-fn gauges(text: &str) -> String {
+/// The lines of `/metrics` that tell of the KV and of work; the rest is long, and other recordings
+/// have it.
+async fn kv_lines(engine: &Engine) -> String {
+    const NAMES: [&str; 8] = [
+        "max_total_num_tokens",
+        "num_running_reqs",
+        "num_queue_reqs",
+        "token_usage",
+        "kv_available_tokens",
+        "kv_evictable_tokens",
+        "kv_used_tokens",
+        "prompt_tokens_total",
+    ];
+    let text = engine.get("/metrics").await.1;
     let kept = text.lines().filter(|line| {
-        let name = line
+        let row = line
             .trim_start_matches("# HELP ")
             .trim_start_matches("# TYPE ");
-        name.starts_with("sglang:")
-            && !["_bucket{", "_sum{", "_count{"]
-                .iter()
-                .any(|part| line.contains(part))
+        let name = row.split(['{', ' ']).next().unwrap_or_default();
+        NAMES
+            .iter()
+            .any(|known| name.strip_prefix("sglang:") == Some(known))
     });
     kept.fold(String::new(), |all, line| all + line + "\n")
 }

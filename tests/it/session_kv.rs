@@ -3,22 +3,27 @@
 //! The same steps run against the fake engines of the demo, here, and against a real SGLang
 //! (`real_engine.rs`), so that the fakes are held to what the real one does.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use kvgate::demo::{EngineSetup, EngineVersion, FakeFleet, FleetSpec};
+use kvgate::demo::{Agents, AgentsSpec, EngineSetup, EngineVersion, FakeFleet, FleetSpec};
+use kvgate::fleet::close_support::CloseSupport;
+use kvgate::fleet::dialect::{self, Gauges};
+use kvgate::fleet::server_info;
+use kvgate_core::ids::EngineId;
+use kvgate_sim::workload::{Spread, WorkloadSpec};
 use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::child::looks;
 use crate::support::process::Kvgate;
 
 /// For what an engine or the gate must come to: the gate reads `/metrics` every 10 s.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the small requests that refresh the gauges may leave in the cache, and where an engine keeps
-/// a token less than it was given: in tokens.
+/// In tokens: what the small requests that refresh the gauges may leave in the cache, and that an
+/// engine keeps a token less than it was given.
 const SLACK: u64 = 100;
 /// More tokens than any of these requests comes to before it is aborted.
 const LONG: u64 = 6_000;
@@ -31,8 +36,6 @@ const LONG: u64 = 6_000;
 pub struct Engine {
     pub url: String,
     http: reqwest::Client,
-    /// Makes each small request another one.
-    ticks: AtomicU32,
 }
 
 /// What a request came to.
@@ -61,7 +64,6 @@ impl Engine {
         Self {
             url,
             http: reqwest::Client::builder().no_proxy().build().unwrap(),
-            ticks: AtomicU32::new(0),
         }
     }
 
@@ -83,8 +85,8 @@ impl Engine {
         (answer.status().as_u16(), answer.text().await.unwrap())
     }
 
-    /// A call with any method and bytes, as JSON by its header.
-    pub async fn call(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    /// A call by method, path and any bytes, as JSON by its header.
+    pub async fn call(&self, (method, path, body): (&str, &str, &str)) -> (u16, String) {
         let url = format!("{}{path}", self.url);
         let request = self
             .http
@@ -131,11 +133,14 @@ impl Engine {
         }
     }
 
-    /// The KV as it is now. SGLang 0.5.15 refreshes its gauges with work only, or after 30 s: a small
-    /// request goes first.
+    /// The KV as it is now. SGLang 0.5.15 refreshes its gauges with work only, or after 30 s, so small
+    /// requests go first: two, as one is answered before its own refresh is seen for sure. They are
+    /// the same each time, so that they leave no more in the cache.
     pub async fn kv(&self) -> Kv {
-        let tick = self.ticks.fetch_add(1, Ordering::Relaxed);
-        self.generate(&[310 + tick % 150, 4], 1, None, None).await;
+        for _ in 0..2 {
+            self.generate(&[310, 4], 1, None, Some("tick-0000000001"))
+                .await;
+        }
         self.shown().await
     }
 
@@ -401,6 +406,14 @@ pub async fn closes_through_the_gate(
         "two turns, {} of {} prompt tokens from the cache: {before:?}",
         second.cached, second.prompt
     ));
+    let least = before.evictable;
+    let seen = shown_until(gate, "KV of s-1", |shown| {
+        shown["evictable"].as_u64().is_some_and(|now| now >= least)
+    });
+    told(&format!(
+        "the gate shows {} evictable",
+        seen.await["evictable"]
+    ));
 
     // CLO3: the close waits for the lease.
     let path = "/v1/sessions/s-1/close";
@@ -421,7 +434,7 @@ pub async fn closes_through_the_gate(
         .await;
     told(&format!("closed and delivered: {after:?}"));
     if effect == Effect::Frees {
-        let most = after.evictable + SLACK;
+        let most = before.evictable + SLACK - tokens;
         let seen = shown_until(gate, "drop of the evictable tokens", |shown| {
             shown["evictable"].as_u64().is_some_and(|now| now <= most)
         });
@@ -478,8 +491,12 @@ pub fn gate(data: &TempDir, engine: &Engine) -> Kvgate {
 
 /// One fake engine in real time.
 async fn fake(version: EngineVersion) -> (FakeFleet, Engine) {
+    let setup = EngineSetup {
+        stale_gauges: version == EngineVersion::V0_5_15Post1,
+        ..EngineSetup::with_pool(8_192).of(version)
+    };
     let spec = FleetSpec {
-        engines: vec![EngineSetup::with_pool(8_192).of(version)],
+        engines: vec![setup],
         ..FleetSpec::uniform(0, 0)
     };
     let fleet = FakeFleet::start(spec).await.unwrap();
@@ -501,13 +518,32 @@ async fn clo7_a_close_lets_go_at_the_newer_version() {
     closes_at_the_engine(&engine, Effect::LetsGo).await;
 }
 
+/// CLO7: what a close lets go is evicted first, and a session that was not closed keeps its KV,
+/// although it was used before.
+#[tokio::test]
+async fn clo7_what_is_closed_is_evicted_first_at_the_newer_version() {
+    let (_fleet, engine) = fake(EngineVersion::V0_5_23).await;
+    for session in ["open", "closed"] {
+        engine
+            .generate(&prompt(31, 3_000), 8, Some(session), None)
+            .await;
+    }
+    engine.close("closed").await;
+    engine
+        .generate(&prompt(32, 4_000), 8, Some("next"), None)
+        .await;
+    for (session, cached) in [("open", 3_000..=3_008), ("closed", 0..=1_500)] {
+        let again = engine
+            .generate(&prompt(31, 3_000), 1, Some(session), None)
+            .await;
+        assert!(cached.contains(&again.cached), "{session}: {again:?}");
+    }
+}
+
 /// CLO3, CLO4, CLO7: see [`closes_through_the_gate`].
 #[tokio::test]
 async fn clo3_closes_through_the_gate_at_both_versions() {
-    for (version, effect) in [
-        (EngineVersion::V0_5_15Post1, Effect::Frees),
-        (EngineVersion::V0_5_23, Effect::LetsGo),
-    ] {
+    let at = async |version, effect| {
         let (fleet, engine) = fake(version).await;
         let data = TempDir::new().unwrap();
         let gate = gate(&data, &engine);
@@ -515,5 +551,134 @@ async fn clo3_closes_through_the_gate_at_both_versions() {
         let calls = fleet.engine(0);
         assert_eq!(calls.closes(), ["s-1", "s-2"]);
         assert_eq!(calls.aborts(), ["rid-s2-0000001"]);
+    };
+    tokio::join!(
+        at(EngineVersion::V0_5_15Post1, Effect::Frees),
+        at(EngineVersion::V0_5_23, Effect::LetsGo)
+    );
+}
+
+/// CLO2, CLO3, CLO7: the demo in small. Agents work through the gate on engines of both versions, and
+/// close each session or give it up: at the older version nothing of them is left.
+#[tokio::test]
+async fn clo7_agents_that_close_their_sessions_leave_nothing_at_the_older_version() {
+    const SPEED: f64 = 200.0;
+    let fleet = FakeFleet::start(FleetSpec::demo(SPEED, 1_795_971_600_000))
+        .await
+        .unwrap();
+    let data = TempDir::new().unwrap();
+    let router = fleet.router_url();
+    let arguments = [
+        "--router",
+        &router,
+        "--program-admission",
+        "--session-lifecycle",
+    ];
+    let gate = Kvgate::serve(data.path(), &arguments);
+    let spec = AgentsSpec {
+        slots: 4,
+        sessions_max: Some(12),
+        speed: SPEED,
+        warm: false,
+        gives_up_one_in: 3,
+        reuses_one_in: 0,
+        workload: WorkloadSpec {
+            turns: Spread::new(3.0, 0.3, 2, 4),
+            dies_one_in: 0,
+            wave_one_in: 0,
+            ..WorkloadSpec::default()
+        },
+        ..AgentsSpec::demo(&gate.url(""), &router)
+    };
+    let stop = CancellationToken::new();
+    let agents = Agents::start(spec, &stop).unwrap();
+    agents.finished().await;
+    let tally = agents.tally();
+    assert_eq!((tally.closed, tally.alone, tally.cancelled), (12, 0, 0));
+    assert!(
+        tally.given_up > 0 && tally.sessions + tally.given_up == 12,
+        "{tally:?}"
+    );
+
+    let closes = gate.list("/v1/closes").await;
+    assert_eq!(closes.len(), 12);
+    for close in closes {
+        let close = done(&gate, &close).await;
+        assert_eq!(close["counts"], json!({"delivered": 4}), "{close}");
+    }
+    let evictable = |place: usize| fleet.engine(place).gauges().evictable;
+    assert_eq!((evictable(0), evictable(2)), (0, 0), "0.5.15.post1 frees");
+    assert!(evictable(1) + evictable(3) > 0, "0.5.23 lets go only");
+}
+
+// ---------------------------------------------------------------------------------------------
+// What the real engine answered
+// ---------------------------------------------------------------------------------------------
+
+const CALLS: &str = include_str!("../fixtures/real-engine/sglang-0.5.15.post1-calls.json");
+const SERVER_INFO: &str =
+    include_str!("../fixtures/real-engine/sglang-0.5.15.post1-server_info.json");
+const GENERATED: &str = include_str!("../fixtures/real-engine/sglang-0.5.15.post1-generate.json");
+const OPEN: &str =
+    include_str!("../fixtures/real-engine/sglang-0.5.15.post1-session_open-metrics.txt");
+const CLOSED: &str =
+    include_str!("../fixtures/real-engine/sglang-0.5.15.post1-session_closed-metrics.txt");
+
+/// CLO7: the close of a session of 300 + 8 tokens as its gauges show it: evictable falls, available
+/// rises, the usage stands still.
+#[test]
+fn clo7_the_recorded_gauges_show_a_close() {
+    let read = |text| dialect::read(text, &EngineId::new("http://engine:30000")).unwrap();
+    let (open, closed) = (read(OPEN), read(CLOSED));
+    let evictable = |gauges: &Gauges| gauges.evictable.unwrap().get();
+    let available = |gauges: &Gauges| gauges.available.unwrap().get();
+    // Each look at the gauges was made after a small request of its own.
+    assert!(evictable(&open) - evictable(&closed) >= 300);
+    assert!(available(&closed) - available(&open) >= 300);
+    assert_eq!((open.usage, open.used), (closed.usage, closed.used));
+    assert_eq!(evictable(&closed) + available(&closed), 8_192);
+}
+
+/// CLO10: the whole body of the real engine: closes free there, and it tells no start time.
+#[test]
+fn clo10_the_recorded_server_info_says_that_closes_free() {
+    let info = server_info::read(SERVER_INFO.as_bytes()).unwrap();
+    assert_eq!(CloseSupport::of(&info), CloseSupport::Frees);
+    assert_eq!(info.version.as_deref(), Some("0.5.15.post1"));
+    assert_eq!(info.start_mark, None);
+}
+
+/// The fake answers turns, closes and aborts, good and bad, as the real engine did.
+#[tokio::test]
+async fn the_fake_answers_calls_as_recorded() {
+    let (_fleet, engine) = fake(EngineVersion::V0_5_15Post1).await;
+    let real: Value = serde_json::from_str(GENERATED).unwrap();
+    let ours = engine.generate(&prompt(21, 300), 8, Some("a"), None).await;
+    for (name, value) in ours.body["meta_info"].as_object().unwrap() {
+        let real = real["meta_info"].get(name);
+        let known = real.unwrap_or_else(|| panic!("{name} is not recorded"));
+        assert!(
+            value.is_number() == known.is_number(),
+            "{name}: {value} {known}"
+        );
+    }
+    assert_eq!(
+        ours.body["meta_info"]["finish_reason"],
+        real["meta_info"]["finish_reason"]
+    );
+    let calls: Vec<Value> = serde_json::from_str(CALLS).unwrap();
+    assert_eq!(calls.len(), 13);
+    for call in calls {
+        let text = |name: &str| call[name].as_str().unwrap();
+        let (status, ours) = engine
+            .call((text("method"), text("path"), text("request")))
+            .await;
+        assert_eq!(call["status"], status, "{call}");
+        let real: Value = serde_json::from_str(text("body")).unwrap_or_default();
+        let ours: Value = serde_json::from_str(&ours).unwrap_or_default();
+        for name in ["object", "type", "param", "code", "detail"] {
+            assert_eq!(ours[name], real[name], "{name} of {call}");
+        }
+        assert_eq!(ours["message"].is_string(), real["message"].is_string());
     }
 }
