@@ -102,6 +102,7 @@ pub(super) async fn release(
     delete,
     path = "/v1/leases/{lease_id}",
     tag = "leases",
+    operation_id = "delete_lease",
     params(LeasePath),
     responses(
         (status = 200, description = "Given back, now or before", body = ReleaseResult),
@@ -159,6 +160,7 @@ pub(super) async fn renew(
     get,
     path = "/v1/leases/{lease_id}",
     tag = "leases",
+    operation_id = "read_lease",
     params(LeasePath),
     responses(
         (status = 200, description = "Held", body = Lease),

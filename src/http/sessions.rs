@@ -22,6 +22,7 @@ use super::problem::{self, Fault};
     post,
     path = "/v1/sessions/{session_id}/close",
     tag = "sessions",
+    operation_id = "close_session",
     params(
         SessionPath,
         (
@@ -84,6 +85,7 @@ async fn done(app: &App, taken: CloseIntent, wait: Duration) -> CloseIntent {
     get,
     path = "/v1/sessions/{session_id}",
     tag = "sessions",
+    operation_id = "read_session",
     params(SessionPath),
     responses(
         (status = 200, description = "As it stands", body = Session),
@@ -132,6 +134,7 @@ pub(super) async fn read_close(
     post,
     path = "/v1/closes/{close_id}/retry",
     tag = "sessions",
+    operation_id = "retry_close",
     params(ClosePath),
     responses(
         (status = 200, description = "The lifecycle feature is off: nothing is sent", body = CloseDisabled),

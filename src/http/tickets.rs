@@ -42,6 +42,7 @@ pub(super) async fn cancel(
     get,
     path = "/v1/tickets/{ticket_id}",
     tag = "tickets",
+    operation_id = "read_ticket",
     params(TicketPath),
     responses(
         (status = 200, description = "How the ticket stands", body = TicketAnswer),

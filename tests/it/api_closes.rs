@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use kvgate::gate::Phase;
 use kvgate_core::close::{CallFailure, CallResult, CallWhat};
 use kvgate_core::command::{CloseRequest, Command};
 use kvgate_core::effect::{CloseReply, Reply};
-use kvgate_core::ids::SessionId;
+use kvgate_core::ids::{CloseId, SessionId};
 use kvgate_core::policy::{CLOSES_OPEN_MAX, Policy};
 use kvgate_core::units::Span;
 use serde_json::{Value, json};
@@ -694,7 +695,7 @@ async fn dur4_a_close_that_was_refused_is_not_applied_later() {
     same(&answer.json(), &promised);
     switch.set(Mood::Good);
     let mut phases = app.gate.phases();
-    let back = phases.wait_for(|phase| *phase != kvgate::gate::Phase::Unavailable);
+    let back = phases.wait_for(|phase| *phase != Phase::Unavailable);
     tokio::time::timeout(SOON, back).await.unwrap().unwrap();
     app.get("/v1/sessions/lost")
         .await
@@ -725,6 +726,64 @@ async fn a_drain_ends_the_calls_that_wait_for_a_close() {
     for path in ["/v1/sessions/s", "/v1/sessions", "/v1/closes"] {
         assert_eq!(app.get(path).await.status, 200, "{path}");
     }
+}
+
+/// A drain ends the calls too that come to wait for a close in the very turn in which it begins.
+#[tokio::test]
+async fn a_drain_ends_the_calls_that_come_with_it() {
+    let switch = Switch::default();
+    let opened = switch.clone();
+    let app = lifecycle().start_on(move || opened.open()).await;
+    acquire(&app, "t", "s", 10).await;
+    let promised = close(&app, "s", &json!({})).await.json();
+    let id = CloseId::parse(text(&promised, "close_id")).unwrap();
+    switch.set(Mood::Holding);
+    let held = tokio::spawn(app.client.delete(app.url("/v1/tickets/marker")).send());
+    let waits = switch.clone();
+    tokio::task::spawn_blocking(move || waits.wait_until_held())
+        .await
+        .unwrap();
+    let gate = app.gate.clone();
+    let call = tokio::spawn(async move { gate.close_done(id, SOON * 100).await });
+    while app.gate.waiting_calls() == 0 {
+        tokio::task::yield_now().await;
+    }
+    app.gate.begin_drain();
+    switch.set(Mood::Good);
+    assert_eq!(held.await.unwrap().unwrap().status(), 200);
+    let ended = tokio::time::timeout(SOON, call).await.unwrap();
+    assert_eq!(ended.unwrap(), None);
+}
+
+/// DUR4: whoever waits for a close hears of its end, although the store failed when it was written.
+#[tokio::test]
+async fn dur4_a_close_that_ended_as_the_store_failed_is_told() {
+    let switch = Switch::default();
+    let opened = switch.clone();
+    let app = lifecycle().start_on(move || opened.open()).await;
+    let mut engines = EngineCalls::of(&app);
+    let promised = close(&app, "s", &json!({})).await.json();
+    let id = CloseId::parse(text(&promised, "close_id")).unwrap();
+    let gate = app.gate.clone();
+    let call = tokio::spawn(async move { gate.close_done(id, SOON * 100).await });
+    while app.gate.waiting_calls() == 0 {
+        tokio::task::yield_now().await;
+    }
+    // The writer has taken it when it answers what came later.
+    read(&app, &promised).await;
+    let asked = engines.next().await;
+    switch.set(Mood::FailingAfterwards);
+    let accepted = CallResult::Status {
+        code: 200,
+        text: None,
+    };
+    engines.answer(&asked, accepted);
+    let mut phases = app.gate.phases();
+    let failed = phases.wait_for(|phase| *phase == Phase::Unavailable);
+    tokio::time::timeout(SOON, failed).await.unwrap().unwrap();
+    switch.set(Mood::Good);
+    let done = tokio::time::timeout(SOON, call).await.unwrap().unwrap();
+    assert!(done.unwrap().is_done());
 }
 
 /// Section 9: more open closes than are kept are refused, and nothing changes; those that run are joined.
@@ -766,6 +825,21 @@ async fn too_many_open_closes_are_overloaded() {
         .is_problem(404, "session_not_found");
     let page = app.get("/v1/closes?state=joining&limit=1").await.json();
     assert_eq!(page["total"], CLOSES_OPEN_MAX);
+    // The lists look at more than one slice, in both orders.
+    for (list, first) in [("closes", "s-99999"), ("sessions", "s-9999")] {
+        let page = app
+            .get(&format!("/v1/{list}?q=s-9999&limit=2"))
+            .await
+            .json();
+        assert_eq!(
+            (&page["total"], &page["items"][0]["session_id"]),
+            (&json!(11), &json!(first))
+        );
+        let next = page["next"].as_str().unwrap();
+        let rest = format!("/v1/{list}?q=s-9999&cursor={next}");
+        let rest = app.get(&rest).await.json();
+        assert_eq!(rest["items"].as_array().unwrap().len(), 9);
+    }
 }
 
 /// Lists: filters, pages, and the number of all that match.

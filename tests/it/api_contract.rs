@@ -986,8 +986,11 @@ async fn the_document_and_the_routes_agree() {
             .collect();
         assert_eq!(allowed, expected);
     }
+    let mut operations = BTreeSet::new();
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
+            let id = operation["operationId"].as_str().unwrap();
+            assert!(operations.insert(id), "{id} names two operations");
             let parameters = operation["parameters"].as_array();
             let named: Vec<String> = parameters
                 .into_iter()

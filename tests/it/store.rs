@@ -8,7 +8,7 @@ use kvgate::store::{
     CopyPieces, FILE_NAME, OpenError, RedbStore, look, open, read_copy, write_new,
 };
 use kvgate_core::capacity::FleetConfig;
-use kvgate_core::close::{CallFailure, CallId, CallResult, CloseMode, CloseReason, CloseStage};
+use kvgate_core::close::{CallFailure, CallResult, CloseMode, CloseReason, CloseStage, EngineCall};
 use kvgate_core::command::{Acquire, CloseRequest, Command};
 use kvgate_core::decision::Scope;
 use kvgate_core::effect::{CloseReply, Effect, Reply};
@@ -120,24 +120,27 @@ pub fn close(session: &str, mode: CloseMode) -> Command {
 }
 
 /// What the calls of a turn come to: now and then each thing that an engine can answer, most of the
-/// time well, and now and then nothing yet.
+/// time well, and now and then nothing yet. In every second term one engine has no session close.
 pub fn outcomes(effects: &[Effect]) -> Command {
     let status = |code, text: Option<&str>| CallResult::Status {
         code,
         text: text.map(Into::into),
     };
-    let outcome = |id: CallId| match id.number % 11 {
+    let outcome = |call: &EngineCall| match call.id.number % 11 {
+        _ if call.id.term.0.is_multiple_of(2) && call.engine.as_str() == "http://b" => {
+            Some(status(404, None))
+        }
         1 => None,
         2 => Some(status(503, Some("busy\n"))),
         3 => Some(status(400, Some("„nein“"))),
         4 => Some(CallResult::Failed(CallFailure::NotAllowed)),
         5 => Some(CallResult::Failed(CallFailure::TooLarge)),
-        6 => Some(status(404, None)),
+        6 => Some(CallResult::Failed(CallFailure::Refused)),
         7 => Some(CallResult::Failed(CallFailure::Timeout)),
         _ => Some(status(200, None)),
     };
     let calls = effects.iter().filter_map(|effect| match effect {
-        Effect::Call(call) => Some((call.id, outcome(call.id)?)),
+        Effect::Call(call) => Some((call.id, outcome(call)?)),
         _ => None,
     });
     Command::Called(calls.collect())
@@ -195,10 +198,10 @@ fn keeps_what_the_reference_store_keeps() {
             ));
             turning.handle(Command::LocalBypasses(vec![(LocalBypass::Breaker, 3)]));
             turning.handle(outcomes(&effects));
-            let program = format!("program {}", turn % 6);
-            if turn % 5 == 4 {
-                let mode = [CloseMode::Join, CloseMode::Abort][(turn % 2) as usize];
-                turning.handle(close(&program, mode));
+            let program = format!("program {}", turn / 3 % 4);
+            if turn % 3 == 2 {
+                let modes = [CloseMode::Abort, CloseMode::Join, CloseMode::Join];
+                turning.handle(close(&program, modes[(turn / 3 % 3) as usize]));
             } else {
                 let request = format!("{name}/request");
                 let sent = Sent::Sum(tokens(1));
@@ -208,7 +211,11 @@ fn keeps_what_the_reference_store_keeps() {
             let Ok(committed) = turning.finish().commit(&mut both);
             machine = committed.machine;
             effects = committed.effects;
-            seen.look(&both.memory.image());
+            let image = both.memory.image();
+            seen.look(&image);
+            // Whatever a gate keeps can be copied and read again.
+            let copy: Vec<u8> = CopyPieces::new(image.clone()).flatten().collect();
+            assert_eq!(read_copy(&copy[..]).unwrap(), image);
         }
         let Ok(_) = machine.turn(now).finish_last().commit(&mut both);
         both.redb.close().unwrap();
@@ -315,7 +322,7 @@ impl Seen {
         self.uses_none_again |= self.uses_most > 0 && image.sessions.is_empty();
         self.uses_most = self.uses_most.max(image.sessions.len());
         let mut engines = image.engines.iter();
-        self.unsupported |= engines.any(|engine| engine.close_refusals > 0);
+        self.unsupported |= engines.any(|engine| engine.unsupported_at.is_some());
     }
 
     fn is_everything(&self) -> bool {

@@ -377,7 +377,10 @@ impl Turn {
                     CallWhat::Close(close.session.clone())
                 }
             };
-            let id = self.machine.fanout.begin(engine.clone(), job, probe);
+            let id = self
+                .machine
+                .fanout
+                .begin(engine.clone(), job, probe, self.now);
             self.effects
                 .push(Effect::Call(EngineCall { id, engine, what }));
         }

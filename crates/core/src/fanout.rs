@@ -45,6 +45,7 @@ pub(crate) struct Call {
     pub(crate) job: Job,
     /// It finds out whether an engine that is away is back; it uses up no attempt.
     pub(crate) probe: bool,
+    pub(crate) began_at: Timestamp,
 }
 
 /// An engine that does not answer.
@@ -65,7 +66,7 @@ struct Lane {
     /// Transport failures in a row.
     failures: u32,
     away: Option<Away>,
-    /// Its last transport failure.
+    /// The begin of the last call that it did not answer.
     down_at: Option<Timestamp>,
 }
 
@@ -208,12 +209,24 @@ impl Fanout {
     }
 
     /// A call goes out.
-    pub(crate) fn begin(&mut self, engine: EngineId, job: Job, probe: bool) -> CallId {
+    pub(crate) fn begin(
+        &mut self,
+        engine: EngineId,
+        job: Job,
+        probe: bool,
+        now: Timestamp,
+    ) -> CallId {
         let number = self.next_call;
         self.next_call = self.next_call.saturating_add(1);
         let lane = self.lanes.entry(engine.clone()).or_default();
         lane.in_flight.insert(job.clone());
-        self.calls.insert(number, Call { engine, job, probe });
+        let call = Call {
+            engine,
+            job,
+            probe,
+            began_at: now,
+        };
+        self.calls.insert(number, call);
         CallId {
             term: self.term,
             number,
@@ -247,7 +260,7 @@ impl Fanout {
             return;
         };
         lane.failures = lane.failures.saturating_add(1);
-        lane.down_at = Some(now);
+        lane.down_at = lane.down_at.max(Some(call.began_at));
         match &mut lane.away {
             Some(away) if call.probe => {
                 away.delay = doubled(away.delay, RETRY_MAX);
@@ -277,7 +290,7 @@ impl Fanout {
         }
     }
 
-    /// The engine's last transport failure.
+    /// The begin of the last call that the engine did not answer: it may be back since.
     pub(crate) fn down_at(&self, engine: &EngineId) -> Option<Timestamp> {
         self.lanes.get(engine)?.down_at
     }

@@ -39,7 +39,7 @@ pub(crate) struct Restarted {
     pub(crate) engine: EngineId,
     /// The last time at which the old incarnation was seen.
     pub(crate) seen_at: Option<Timestamp>,
-    /// The last time at which the engine did not answer a reading.
+    /// The begin of the last reading that the engine did not answer.
     pub(crate) silent_at: Option<Timestamp>,
 }
 
@@ -165,7 +165,7 @@ impl Turn {
                 continue;
             }
             for engine in machine.fleet.members() {
-                if machine.fleet.close_support(engine, self.now) == Support::Absent {
+                if !machine.fleet.takes_calls(engine) {
                     continue;
                 }
                 let job = Job::Abort {

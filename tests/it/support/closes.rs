@@ -108,7 +108,8 @@ impl Rig {
         rig
     }
 
-    async fn unread(
+    /// A service that read nothing yet.
+    pub async fn unread(
         fleet: FakeFleet,
         members: FleetConfig,
         policy: Policy,
@@ -135,7 +136,7 @@ impl Rig {
         }
     }
 
-    async fn ready(&self) {
+    pub async fn ready(&self) {
         let mut phases = self.gate.phases();
         let ready = phases.wait_for(|phase| *phase == Phase::Ready);
         soon(ready).await.unwrap();
