@@ -77,6 +77,8 @@ fn settings() -> Settings {
         grace: 1_000,
         max_waiting: 60,
         stale_after: 6_000,
+        closes: false,
+        join_timeout: None,
     }
 }
 
