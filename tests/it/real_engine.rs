@@ -32,7 +32,10 @@ const CLASHES_MAX: u32 = 5;
 #[tokio::test]
 async fn clo7_closes_at_a_real_engine() {
     if std::env::var_os("KVGATE_REAL_ENGINE").is_none_or(|real| real != "1") {
-        say("SKIPPED: the check against a real engine; `just real-engine` runs it (docs/ci.md)");
+        let _ = writeln!(
+            io::stderr(),
+            "\nSKIPPED: the check against a real engine; `just real-engine` runs it (docs/ci.md)"
+        );
         return;
     }
     let folder = folder();
