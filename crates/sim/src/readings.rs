@@ -224,7 +224,8 @@ impl World {
                 engine.incarnation += 1;
                 engine.counters = 0;
                 engine.running = 0;
-                engine.down_until = now + dice.between(500, 15_000);
+                // An engine takes long enough to start for a reading to miss it.
+                engine.down_until = now + dice.between(3_000, 15_000);
                 engine.ready_at = Some(engine.down_until);
                 engine.seen = false;
                 engine.hangs_until = 0;

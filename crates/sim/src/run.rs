@@ -539,7 +539,9 @@ impl Run {
             }
             Event::PollBegin(_) | Event::PollEnd(..) => {}
             Event::World => {
-                if let Some(what) = self.world.change(self.now, &mut self.dice) {
+                // What changes while the process is frozen, it sees afterwards.
+                let now = self.now.max(self.frozen_until);
+                if let Some(what) = self.world.change(now, &mut self.dice) {
                     self.audit.count(what);
                     self.note(|| what.to_owned());
                 }
