@@ -1027,7 +1027,7 @@ mod tests {
         fn new() -> Self {
             Self {
                 own: Closings::default(),
-                world: World::new(&mut Dice::new(1, 1)),
+                world: World::new(0, &mut Dice::new(1, 1)),
                 policy: policy(),
             }
         }

@@ -72,7 +72,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(dice: &mut Dice) -> Self {
+    pub(crate) fn new(now: u64, dice: &mut Dice) -> Self {
         let count = dice.between(1, 4);
         let engines = (0..count)
             .map(|n| Engine {
@@ -105,7 +105,12 @@ impl World {
             engines,
             has_router: !dice.one_in(5),
             silent_until: 0,
-            empty_until: 0,
+            // Now and then no member is known for a while at first.
+            empty_until: if dice.one_in(4) {
+                now + dice.between(10_000, 60_000)
+            } else {
+                0
+            },
             hot_until: 0,
             calm: false,
         }

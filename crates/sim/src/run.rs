@@ -276,7 +276,7 @@ fn millis(line: i128) -> u64 {
 impl Run {
     fn new(plan: Plan, events_kept: usize) -> Self {
         let mut dice = Dice::new(plan.seed, 2);
-        let world = World::new(&mut dice);
+        let world = World::new(BEGIN, &mut dice);
         let policy = Policy {
             program_admission: true,
             max_wait: Span::from_secs(dice.pick(&[0, 3, 10, 30, 60], 30)),
@@ -566,7 +566,7 @@ impl Run {
                 let span = self.dice.pick(&[300, 1_200, 4_000, 12_000, 40_000], 1_200);
                 self.audit.count("frozen");
                 self.note(|| format!("frozen for {span} ms"));
-                self.frozen_until = self.now + span;
+                self.frozen_until = self.frozen_until.max(self.now + span);
                 let after = self.dice.between(15_000, 200_000);
                 self.plan_in(after, Event::Freeze);
             }
