@@ -79,6 +79,7 @@ fn settings() -> Settings {
         stale_after: 6_000,
         closes: false,
         join_timeout: None,
+        idle_close: None,
     }
 }
 

@@ -226,17 +226,23 @@ impl Fleet {
         self.members.contains_key(engine)
     }
 
+    /// Whether an engine speaks the calls of the lifecycle at all: vLLM and gRPC have neither close nor
+    /// abort. An SGLang that has no session close yet may well abort.
+    pub(crate) fn takes_calls(&self, engine: &EngineId) -> bool {
+        let member = self.members.get(engine);
+        let reading = member.and_then(|member| member.reading.as_ref());
+        !engine.is_grpc() && reading.is_none_or(|(_, reading)| reading.kind != EngineKind::Vllm)
+    }
+
     /// Whether an engine has a session close, as far as is known (CLO5).
     pub(crate) fn close_support(&self, engine: &EngineId, now: Timestamp) -> Support {
-        if engine.is_grpc() {
+        if !self.takes_calls(engine) {
             return Support::Absent;
         }
         let Some(member) = self.members.get(engine) else {
             return Support::Assumed;
         };
-        let kind = member.reading.as_ref().map(|(_, reading)| reading.kind);
         match member.row.unsupported_at {
-            _ if kind == Some(EngineKind::Vllm) => Support::Absent,
             None => Support::Assumed,
             Some(at) if now.reached(at.after(UNSUPPORTED_TRIED_EVERY)) => Support::TriedAgain,
             Some(_) => Support::Absent,

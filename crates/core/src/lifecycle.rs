@@ -165,7 +165,7 @@ impl Turn {
                 continue;
             }
             for engine in machine.fleet.members() {
-                if machine.fleet.close_support(engine, self.now) == Support::Absent {
+                if !machine.fleet.takes_calls(engine) {
                     continue;
                 }
                 let job = Job::Abort {

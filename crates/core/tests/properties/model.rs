@@ -25,6 +25,7 @@ pub struct Settings {
     pub stale_after: u64,
     pub closes: bool,
     pub join_timeout: Option<u64>,
+    pub idle_close: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -292,6 +293,8 @@ pub struct Model {
     leaving: Vec<(usize, TicketId, bool)>,
     /// Sessions that were closed and not used since, and when they were closed.
     closed: BTreeMap<SessionId, u64>,
+    /// Idle sessions may have been closed: the reference does not know which.
+    closes_idle: bool,
 }
 
 impl Model {
@@ -318,6 +321,7 @@ impl Model {
             turn: Turned::default(),
             leaving: Vec::new(),
             closed: BTreeMap::new(),
+            closes_idle: false,
         };
         model.start(now);
         model
@@ -661,6 +665,7 @@ impl Model {
         // CLO8. A close is remembered for an hour after it is done.
         let reopened = match closed {
             Some(at) if self.now >= at + 3_600_000 => None,
+            None if self.closes_idle => None,
             closed => Some(closed.is_some()),
         };
         match (bypass, wait) {
@@ -1221,6 +1226,7 @@ impl Model {
     // ---- the fleet -----------------------------------------------------------------------
 
     pub fn configure(&mut self, settings: Settings) {
+        self.closes_idle |= settings.idle_close.is_some();
         self.settings = settings;
         self.say(Said::Done, false);
     }

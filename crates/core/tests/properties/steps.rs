@@ -206,6 +206,7 @@ pub fn settings() -> Settings {
         stale_after: 6_000,
         closes: true,
         join_timeout: None,
+        idle_close: None,
     }
 }
 
@@ -548,7 +549,10 @@ fn configure() -> impl Strategy<Value = Command> {
         select(vec![1, 3, 8, 8]),
         select(vec![1_000, 6_000, 6_000, 30_000]),
         prop::bool::weighted(0.8),
-        select(vec![None, Some(0), Some(5_000), Some(60_000)]),
+        (
+            select(vec![None, Some(0), Some(5_000), Some(60_000)]),
+            select(vec![None, None, Some(5_000), Some(90_000)]),
+        ),
     )
         .prop_map(
             |(
@@ -563,7 +567,7 @@ fn configure() -> impl Strategy<Value = Command> {
                 max_waiting,
                 stale_after,
                 closes,
-                join_timeout,
+                (join_timeout, idle_close),
             )| {
                 Settings {
                     on,
@@ -578,6 +582,7 @@ fn configure() -> impl Strategy<Value = Command> {
                     stale_after,
                     closes,
                     join_timeout,
+                    idle_close,
                 }
             },
         );

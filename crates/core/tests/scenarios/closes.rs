@@ -6,8 +6,9 @@ use kvgate_core::close::{CloseIntent, CloseMode, CloseReason, CloseStage, Target
 use kvgate_core::command::{Acquire, CloseRequest, Command};
 use kvgate_core::decision::CancelReason;
 use kvgate_core::effect::{CloseReply, Effect, Outcome, Reply, RetryRefused};
-use kvgate_core::ids::Label;
+use kvgate_core::ids::{EngineId, Label};
 use kvgate_core::policy::{CLOSES_OPEN_MAX, Policy};
+use kvgate_core::reading::EngineKind;
 use kvgate_core::tally::CancelledHow;
 use kvgate_core::units::Span;
 use kvgate_core::view::Notice;
@@ -392,6 +393,23 @@ fn clo3_abort_ends_the_requests_of_held_leases() {
         gate.release(lease).unwrap();
     }
     assert_eq!(gate.sent(), ["close s at a", "close s at b"]);
+}
+
+/// CLO3: an engine that has no session close may abort all the same; vLLM and gRPC may not.
+#[test]
+fn clo3_aborts_go_to_engines_without_session_close_too() {
+    let mut gate = Gate::with(closes_on());
+    gate.engines.insert("v", Engine::of(1_000));
+    gate.engine("v").kind = EngineKind::Vllm;
+    gate.static_engines.insert(EngineId::new("grpc://g:1"));
+    gate.restart(1_000);
+    for name in ["x", "y", "z"] {
+        gate.close(name);
+        gate.answer_calls(|_| status_of(404));
+    }
+    gate.hold_as(named("t1", "rid-1"));
+    gate.abort("s");
+    assert_eq!(gate.sent(), ["abort rid-1 at a"]);
 }
 
 /// CLO3: an upgrade aborts what a join left alone.
