@@ -400,9 +400,10 @@ impl Closings {
         match close.stage {
             CloseStage::Delivering { since, early: true } if before != Some((since, true)) => {
                 if let Some(policy) = seen.policy {
-                    let due = policy.join_timeout.is_some_and(|timeout| {
-                        seen.judged_at.reached(close.requested_at.after(timeout))
-                    });
+                    let due = seen.mixed
+                        || policy.join_timeout.is_some_and(|timeout| {
+                            seen.judged_at.reached(close.requested_at.after(timeout))
+                        });
                     hold!("I12", due, "delivered before the join: {close:?}");
                 }
                 let first = old.is_none_or(|old| !old.timed_out);
@@ -499,6 +500,7 @@ impl Closings {
                 TargetState::Failed | TargetState::Gone => seen.policy.is_none_or(|policy| {
                     attempts >= policy.close_attempts
                         || seen.judged_at.reached(since.after(policy.close_deadline))
+                        || seen.mixed
                 }),
             };
             hold!(
@@ -511,7 +513,7 @@ impl Closings {
             if let Some(policy) = seen.policy {
                 hold!(
                     "I14",
-                    attempts <= policy.close_attempts.max(target.attempts) || is_last,
+                    attempts <= policy.close_attempts.max(target.attempts) || is_last || seen.mixed,
                     "{attempts} attempts at {engine:?}: {close:?}"
                 );
             }

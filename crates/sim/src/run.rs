@@ -242,7 +242,7 @@ pub fn run(plan: Plan, events: usize) -> Result<Summary, Box<Failure>> {
     }
 }
 
-/// Settings of the session lifecycle, as one start of the gate has them.
+/// Settings of the session lifecycle.
 fn lifecycle(dice: &mut Dice) -> Policy {
     let span = |millis: u64| Span::from_millis(millis);
     Policy {
@@ -639,8 +639,18 @@ impl Run {
             _ => {
                 let usual = self.policy.clone();
                 let mut policy = usual.clone();
-                match self.dice.between(1, 7) {
+                match self.dice.between(1, 8) {
                     7 => policy.session_lifecycle = !usual.session_lifecycle,
+                    8 => {
+                        let drawn = lifecycle(&mut self.dice);
+                        policy = Policy {
+                            close_attempts: drawn.close_attempts,
+                            close_deadline: drawn.close_deadline,
+                            join_timeout: drawn.join_timeout,
+                            session_idle_close: drawn.session_idle_close,
+                            ..policy
+                        };
+                    }
                     1 => policy.paused = !usual.paused,
                     2 => policy.headroom = Ppm::clamped(self.dice.pick(&[500_000, 900_000], 1)),
                     3 => {
@@ -1318,14 +1328,7 @@ impl Run {
                         self.signal(command, turn, answerers, now);
                     }
                 }
-                Message::Signal(mut command) => {
-                    if let Command::Configure(policy) = &mut command {
-                        // Only a start changes these.
-                        policy.close_attempts = self.policy.close_attempts;
-                        policy.close_deadline = self.policy.close_deadline;
-                        policy.join_timeout = self.policy.join_timeout;
-                        policy.session_idle_close = self.policy.session_idle_close;
-                    }
+                Message::Signal(command) => {
                     mixed |= matches!(command, Command::Configure(_));
                     if let Command::RetryClose(close) = &command {
                         self.audit.closings.retried(*close);
