@@ -2,7 +2,7 @@
 //! a fleet, an operator, and what goes wrong between them. One seed decides everything.
 //!
 //! Time is virtual, in milliseconds. The order of events is their time, then the order in which
-//! they were planned. After every turn the books are judged by [`crate::audit`].
+//! they were planned. After every turn the books are judged by the module `audit`.
 
 use std::collections::{BTreeMap, VecDeque};
 
