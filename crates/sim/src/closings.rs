@@ -37,6 +37,9 @@ macro_rules! hold {
 /// jitter, and a second for the turn.
 const CALLED_WITHIN: Span = Span::from_millis(RETRY_MAX.millis() + RETRY_MAX.millis() / 4 + 1_000);
 
+/// Engines of a run.
+const ENGINES_MAX: u64 = 4;
+
 const ENDS: usize = TargetState::ENDS.len();
 
 /// A delivery, and when it began in model time.
@@ -540,7 +543,19 @@ impl Closings {
     }
 
     /// CLO9, on what was kept.
-    pub(crate) fn accounts(&self, tally: &Tally) -> Held {
+    pub(crate) fn accounts(&mut self, tally: &Tally) -> Held {
+        // An engine that failed and was asked again in the same turn is kept as pending: of it there
+        // is the count only.
+        let again = u64::try_from(self.turn.retried.len()).unwrap_or(0);
+        for (state, (own, counted)) in TargetState::ENDS
+            .iter()
+            .zip(self.ended.iter_mut().zip(tally.close_deliveries))
+        {
+            let more = counted.saturating_sub(*own);
+            if state.is_retried() && more <= again.saturating_mul(ENGINES_MAX) {
+                *own += more;
+            }
+        }
         let counted = (
             tally.closes,
             tally.close_failures,
@@ -1221,7 +1236,7 @@ mod tests {
             closes: 1,
             ..Tally::default()
         };
-        let book = Book::with(&[joining()]);
+        let mut book = Book::with(&[joining()]);
         assert_eq!(by(book.own.accounts(&counted)), None);
         assert_eq!(by(book.own.accounts(&Tally::default())), Some("I15"));
         assert_eq!(by(book.own.same(&[joining()], at(3))), None);
