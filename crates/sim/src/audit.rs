@@ -344,7 +344,11 @@ impl Audit {
             | Record::Close(_)
             | Record::CloseForgotten(_)
             | Record::SessionUsed(..)
-            | Record::SessionForgotten(_) => {}
+            | Record::SessionForgotten(_)
+            | Record::Step(_)
+            | Record::StepForgotten(_)
+            | Record::Window(..)
+            | Record::WindowForgotten(_) => {}
         }
         Ok(())
     }

@@ -19,5 +19,6 @@ mod failing;
 mod fleet;
 mod ids;
 mod leases;
+mod reports;
 mod tickets;
 mod time;
