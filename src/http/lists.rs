@@ -19,7 +19,7 @@ use super::convert;
 use super::extract::Query;
 use super::problem::Fault;
 
-const LIMIT_DEFAULT: usize = 100;
+pub(super) const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1_000;
 
 /// Which rows are wanted.
@@ -34,7 +34,7 @@ struct Filter {
 
 /// Which of them are shown.
 #[derive(Debug)]
-struct Paging {
+pub(super) struct Paging {
     limit: usize,
     /// First key of the page.
     from: u64,
@@ -42,15 +42,8 @@ struct Paging {
 
 impl Paging {
     /// `from` is the first key of the first page.
-    fn read(query: &mut Query, from: u64) -> Result<Self, Fault> {
-        let limit = match query.take("limit") {
-            None => LIMIT_DEFAULT,
-            Some(text) => text
-                .parse()
-                .ok()
-                .filter(|limit| (1..=LIMIT_MAX).contains(limit))
-                .ok_or_else(|| Fault::field("?limit", "must be an integer from 1 to 1000"))?,
-        };
+    pub(super) fn read(query: &mut Query, from: u64) -> Result<Self, Fault> {
+        let limit = limit(query)?.unwrap_or(LIMIT_DEFAULT);
         let from = match query.take("cursor") {
             None => from,
             Some(text) => text
@@ -60,6 +53,18 @@ impl Paging {
         };
         Ok(Self { limit, from })
     }
+}
+
+/// Rows that are wanted at most.
+pub(super) fn limit(query: &mut Query) -> Result<Option<usize>, Fault> {
+    let Some(text) = query.take("limit") else {
+        return Ok(None);
+    };
+    let limit = text.parse().ok();
+    limit
+        .filter(|limit| (1..=LIMIT_MAX).contains(limit))
+        .map(Some)
+        .ok_or_else(|| Fault::field("?limit", "must be an integer from 1 to 1000"))
 }
 
 /// What a page is continued with. Opaque to callers.
@@ -117,8 +122,10 @@ impl Filter {
 }
 
 /// A page as it is gathered from rows in the order of their keys.
-struct Gathered<T> {
+pub(super) struct Gathered<T> {
     page: Paging,
+    /// Keys fall from row to row.
+    newest_first: bool,
     items: Vec<T>,
     next: Option<u64>,
     total: u64,
@@ -128,16 +135,30 @@ impl<T> Gathered<T> {
     fn new(page: Paging) -> Self {
         Self {
             page,
+            newest_first: false,
             items: Vec::new(),
             next: None,
             total: 0,
         }
     }
 
+    /// The same from rows in the opposite order.
+    pub(super) fn newest_first(page: Paging) -> Self {
+        Self {
+            newest_first: true,
+            ..Self::new(page)
+        }
+    }
+
     /// One row that matches.
-    fn add(&mut self, key: u64, item: impl FnOnce() -> T) {
+    pub(super) fn add(&mut self, key: u64, item: impl FnOnce() -> T) {
         self.total = self.total.saturating_add(1);
-        if key < self.page.from {
+        let is_before = if self.newest_first {
+            key > self.page.from
+        } else {
+            key < self.page.from
+        };
+        if is_before {
             return;
         }
         if self.items.len() < self.page.limit {
@@ -147,7 +168,7 @@ impl<T> Gathered<T> {
         }
     }
 
-    fn listing(self) -> Listing<T> {
+    pub(super) fn listing(self) -> Listing<T> {
         Listing {
             items: self.items,
             next: self.next.map(cursor),

@@ -18,6 +18,7 @@ mod lists;
 mod metrics;
 mod openapi;
 mod problem;
+mod report;
 mod server;
 mod status;
 mod tickets;
@@ -57,6 +58,9 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(status::state))
         .routes(routes!(status::engines))
         .routes(routes!(lists::epochs))
+        .routes(routes!(report::take, report::list))
+        .routes(routes!(report::current))
+        .routes(routes!(report::decisions))
         .routes(routes!(backup::backup))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))

@@ -289,7 +289,11 @@ impl RedbStore {
                     Record::Close(_)
                     | Record::CloseForgotten(_)
                     | Record::SessionUsed(..)
-                    | Record::SessionForgotten(_) => {}
+                    | Record::SessionForgotten(_)
+                    | Record::Step(_)
+                    | Record::StepForgotten(_)
+                    | Record::Window(..)
+                    | Record::WindowForgotten(_) => {}
                 }
             }
         }

@@ -10,6 +10,7 @@ mod answer;
 mod batch;
 mod lease;
 mod problem;
+mod report;
 mod request;
 mod status;
 mod words;
@@ -21,6 +22,7 @@ pub use answer::{
 pub use batch::{BatchOperation, BatchRequest, BatchResult, BatchResults, OP_CLOSE};
 pub use lease::{CancelResult, Lease, Listing, ReleaseResult, Waiter};
 pub use problem::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
+pub use report::{Decision, Decisions, StepReport, StepRequest};
 pub use request::{
     AcquireRequest, CancelOperation, CloseOperation, ReleaseOperation, ReleaseRequest,
     RenewOperation, RenewRequest, WaitRequest,
@@ -30,6 +32,6 @@ pub use status::{
     Pressure, Queue, Router, State, StoreFigures, Version,
 };
 pub use words::{
-    AdmitReason, BypassReason, CancelOutcome, CancelReason, EndReason, EngineKind, EngineRole,
-    EpochCause, ReadingSource, ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
+    AdmitReason, BypassReason, CancelOutcome, CancelReason, DecisionAction, EndReason, EngineKind,
+    EngineRole, EpochCause, ReadingSource, ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
 };

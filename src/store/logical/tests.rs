@@ -245,6 +245,8 @@ fn image() -> impl Strategy<Value = Image> {
                 tickets,
                 closes: Vec::new(),
                 sessions: Vec::new(),
+                windows: Vec::new(),
+                steps: Vec::new(),
                 epochs: epochs
                     .into_iter()
                     .map(|(epoch, (at, cause))| EpochEntry {
@@ -350,6 +352,8 @@ fn small() -> Image {
         }],
         closes: Vec::new(),
         sessions: Vec::new(),
+        windows: Vec::new(),
+        steps: Vec::new(),
         tickets: vec![
             ticket(
                 3,
