@@ -12,6 +12,7 @@ mod api_bad_input;
 mod api_contract;
 mod api_delivery;
 mod api_failing;
+mod api_reports;
 mod api_security;
 mod bounds;
 mod cases;
