@@ -33,6 +33,7 @@ use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::fleet::scrape::EngineDetails;
 use crate::fleet::server_info::ServerInfo;
 use crate::gate::{self, Gate, Phase, WriterConfig};
+use crate::history::{History, Sampler};
 use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use crate::store::{self, CopyError, OfflineError, OpenError};
 use crate::web::{self, WebState};
@@ -224,6 +225,8 @@ struct Service {
     poller: JoinHandle<()>,
     /// Held so that what was noticed at the start stays shown.
     _notices: watch::Sender<Vec<ShellNotice>>,
+    /// Samples go on while it is held.
+    _sampler: Sampler,
 }
 
 impl Service {
@@ -256,7 +259,15 @@ impl Service {
             default_ttl: config.lease_ttl,
             stuck_after: http::STUCK_AFTER,
         };
-        let app = App::new(gate.clone(), http, fleet, shown_notices, random());
+        let history = History::default();
+        let app = App::new(
+            gate.clone(),
+            http,
+            fleet,
+            shown_notices,
+            history.clone(),
+            random(),
+        );
         let pages = web::routes(WebState { gate: gate.clone() });
         let routes = http::router(app.clone(), pages);
         let stop = CancellationToken::new();
@@ -276,6 +287,10 @@ impl Service {
             .await
             .map_err(|_| Failure::other("the writer ended before the store was open"))??;
         write_addresses(&config.data, &addresses)?;
+        if let Err(error) = history.keep_in(&config.data) {
+            tracing::warn!(%error, "history is kept in memory only");
+        }
+        let sampler = history.sample(gate.clone()).map_err(Failure::other)?;
         notices.send_modify(|notices| notices.extend(network_notice(&config.data, &gate)));
         let mut poller = config.poller;
         let known = gate.view();
@@ -293,6 +308,7 @@ impl Service {
             servers,
             poller,
             _notices: notices,
+            _sampler: sampler,
         })
     }
 

@@ -13,6 +13,7 @@ mod delivery;
 mod extract;
 mod front;
 mod health;
+mod history;
 mod leases;
 mod lists;
 mod metrics;
@@ -61,6 +62,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(report::take, report::list))
         .routes(routes!(report::current))
         .routes(routes!(report::decisions))
+        .routes(routes!(history::history))
         .routes(routes!(backup::backup))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))

@@ -20,6 +20,7 @@ use super::convert;
 use super::extract::{JsonBody, NoQuery, Query};
 use super::lists::{Gathered, LIMIT_DEFAULT, Paging, limit};
 use super::problem::Fault;
+use crate::clock;
 
 /// The report of a step. It begins a new window of its run.
 #[utoipa::path(
@@ -43,7 +44,7 @@ pub(super) async fn take(
         return Err(Fault::field("/step", range));
     }
     let answered = app.gate().take_step(run, request.step).await?;
-    let body = step_report(&answered.value, &app.shown());
+    let body = step_report(&answered.value);
     Ok(with_seq(json(StatusCode::OK, &body), answered.seq))
 }
 
@@ -66,7 +67,6 @@ pub(super) async fn list(State(app): State<App>, mut query: Query) -> Result<Res
     let run = query.take("run");
     let page = Paging::read(&mut query, u64::MAX)?;
     query.done()?;
-    let shown = app.shown();
     let mut gathered = Gathered::newest_first(page);
     let mut from = u64::MAX;
     loop {
@@ -81,7 +81,7 @@ pub(super) async fn list(State(app): State<App>, mut query: Query) -> Result<Res
             };
             from = number.0.saturating_sub(1);
             if run.as_deref().is_none_or(|run| run == report.run.as_str()) {
-                gathered.add(number.0, || step_report(report, &shown));
+                gathered.add(number.0, || step_report(report));
             }
         }
         if !read.more || read.items.is_empty() {
@@ -108,7 +108,7 @@ pub(super) async fn current(State(app): State<App>, mut query: Query) -> Result<
     query.done()?;
     let run = RunId::new(&run).map_err(|rule| Fault::field("?run", rule.to_string()))?;
     let report = app.gate().peek_step(run).await?;
-    Ok(json(StatusCode::OK, &step_report(&report, &app.shown())))
+    Ok(json(StatusCode::OK, &step_report(&report)))
 }
 
 /// The last decisions, oldest first, each with the figures that it was made from.
@@ -150,12 +150,14 @@ pub(super) async fn decisions(State(app): State<App>, mut query: Query) -> Resul
     Ok(json(StatusCode::OK, &body))
 }
 
-fn step_report(report: &report::StepReport, shown: &Shown) -> StepReport {
+/// Its times are those of kvgate's own line as they were stored: a report that is asked for again is
+/// the same to the letter, whatever the wall clock has done since.
+fn step_report(report: &report::StepReport) -> StepReport {
     StepReport {
         run: report.run.as_str().to_owned(),
         step: report.step,
-        from: convert::time(report.from, shown),
-        to: convert::time(report.to, shown),
+        from: clock::text(report.from),
+        to: clock::text(report.to),
         metrics: metrics(report),
     }
 }
@@ -317,6 +319,9 @@ fn explanation(entry: &DecisionEntry) -> String {
             reserved.get(),
             ceiling.get()
         ),
+        Decided::Wait(WaitReason::BehindOlder) if *waiting == 1 => {
+            "1 older waiter stands before it.".to_owned()
+        }
         Decided::Wait(WaitReason::BehindOlder) => {
             format!("{waiting} older waiters stand before it.")
         }

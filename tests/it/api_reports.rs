@@ -298,7 +298,11 @@ async fn decisions_are_explained() {
         .get(&format!("/v1/decisions?after={}&limit=2", number(0)))
         .await;
     let part = part.json();
-    assert_eq!(part["items"], json!([all["items"][1], all["items"][2]]));
+    let numbers = [&part["items"][0]["number"], &part["items"][1]["number"]];
+    assert_eq!(
+        numbers,
+        [&all["items"][1]["number"], &all["items"][2]["number"]]
+    );
     assert_eq!(
         (&part["next"], &part["more"]),
         (&json!(number(2)), &json!(true))
@@ -313,6 +317,42 @@ async fn decisions_are_explained() {
     );
     for query in ["?after=x", "?after=-1", "?limit=1001", "?since=1"] {
         let answer = app.get(&format!("/v1/decisions{query}")).await;
+        answer.is_problem(422, "invalid_request");
+    }
+}
+
+/// Names, ranges and steps of history; without a sample every value is null.
+#[tokio::test]
+async fn history_is_asked_for_by_name_and_range() {
+    let app = TestApp::start().await;
+    let all = app.get("/v1/history").await.json();
+    assert_eq!(
+        (&all["step_s"], all["series"].as_object().unwrap().len()),
+        (&json!(1), 21)
+    );
+    let reserved = all["series"]["reserved"]["mean"].as_array().unwrap();
+    assert_eq!(reserved.len(), 900);
+    assert!(reserved.iter().all(Value::is_null));
+    let hours = app.get("/v1/history?series=waiting&range=6h").await.json();
+    assert_eq!(
+        (&hours["step_s"], hours["series"].as_object().unwrap().len()),
+        (&json!(10), 1)
+    );
+    let minutes = app
+        .get("/v1/history?series=waiting&range=1h&step=60")
+        .await
+        .json();
+    assert_eq!(
+        minutes["series"]["waiting"]["max"]
+            .as_array()
+            .unwrap()
+            .len(),
+        60
+    );
+    for query in [
+        "series=x", "series=", "range=8d", "range=0", "step=2", "from=1",
+    ] {
+        let answer = app.get(&format!("/v1/history?{query}")).await;
         answer.is_problem(422, "invalid_request");
     }
 }

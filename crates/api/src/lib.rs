@@ -22,7 +22,7 @@ pub use answer::{
 pub use batch::{BatchOperation, BatchRequest, BatchResult, BatchResults, OP_CLOSE};
 pub use lease::{CancelResult, Lease, Listing, ReleaseResult, Waiter};
 pub use problem::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
-pub use report::{Decision, Decisions, StepReport, StepRequest};
+pub use report::{Decision, Decisions, History, SeriesPoints, StepReport, StepRequest};
 pub use request::{
     AcquireRequest, CancelOperation, CloseOperation, ReleaseOperation, ReleaseRequest,
     RenewOperation, RenewRequest, WaitRequest,

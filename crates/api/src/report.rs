@@ -94,3 +94,28 @@ pub struct Decision {
     /// The arithmetic in one sentence.
     pub explanation: String,
 }
+
+/// `GET /v1/history`: figures over time.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct History {
+    /// Seconds from one value to the next.
+    pub step_s: u64,
+    /// The beginning of the first step.
+    #[cfg_attr(feature = "openapi", schema(format = DateTime))]
+    pub from: String,
+    /// Values by series; all have the same length.
+    pub series: BTreeMap<String, SeriesPoints>,
+}
+
+/// One value a step; null where nothing was sampled.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SeriesPoints {
+    /// Means of the samples.
+    pub mean: Vec<Option<f64>>,
+    /// The least.
+    pub min: Vec<Option<f64>>,
+    /// The greatest.
+    pub max: Vec<Option<f64>>,
+}

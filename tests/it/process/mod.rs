@@ -4,6 +4,7 @@ mod burst;
 mod callers;
 mod commands;
 mod full_disk;
+mod history;
 mod kill;
 mod order;
 mod stop;
