@@ -6,9 +6,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use kvgate_api::{Decision, DecisionAction, Decisions, Listing, Problem, StepReport, StepRequest};
-use kvgate_core::command::{SLICE_MAX, Slice};
 use kvgate_core::decision::{BypassReason, Scope, WaitReason};
 use kvgate_core::decisions::{Decided, DecisionEntry, Moment};
+use kvgate_core::effect::Page;
 use kvgate_core::ids::{RunId, StepNo};
 use kvgate_core::report;
 use kvgate_core::tally::{CancelledHow, LeaseEnd};
@@ -18,9 +18,10 @@ use super::answer::{json, with_seq};
 use super::app::{App, Shown};
 use super::convert;
 use super::extract::{JsonBody, NoQuery, Query};
-use super::lists::{Gathered, LIMIT_DEFAULT, Paging, limit};
+use super::lists::{self, LIMIT_DEFAULT, Order, Paging, Row, limit};
 use super::problem::Fault;
 use crate::clock;
+use crate::gate::{Gate, GateError};
 
 /// The report of a step. It begins a new window of its run.
 #[utoipa::path(
@@ -55,8 +56,7 @@ pub(super) async fn take(
     tag = "reports",
     params(
         ("run" = Option<String>, Query, description = "Steps of this run"),
-        ("limit" = Option<u32>, Query, description = "Rows of a page: 1 to 1000, 100 when absent"),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before"),
+        Paging,
     ),
     responses(
         (status = 200, description = "One page", body = Listing<StepReport>),
@@ -65,31 +65,30 @@ pub(super) async fn take(
 )]
 pub(super) async fn list(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
     let run = query.take("run");
-    let page = Paging::read(&mut query, u64::MAX)?;
+    let page = Paging::read(&mut query)?;
     query.done()?;
-    let mut gathered = Gathered::newest_first(page);
-    let mut from = u64::MAX;
-    loop {
-        let slice = Slice {
-            from: StepNo(from),
-            rows: SLICE_MAX,
-        };
-        let read = app.gate().list_steps(slice).await?;
-        for report in &read.items {
-            let Some(number) = report.number else {
-                continue;
-            };
-            from = number.0.saturating_sub(1);
-            if run.as_deref().is_none_or(|run| run == report.run.as_str()) {
-                gathered.add(number.0, || step_report(report));
-            }
-        }
-        if !read.more || read.items.is_empty() {
-            break;
-        }
-        tokio::task::yield_now().await;
+    lists::list::<report::StepReport>(&app, page, |report| {
+        run.as_deref().is_none_or(|run| run == report.run.as_str())
+    })
+    .await
+}
+
+impl Row for report::StepReport {
+    type Item = StepReport;
+    const ORDER: Order = Order::NewestFirst;
+
+    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        gate.list_steps(lists::slice(StepNo(from)))
     }
-    Ok(json(StatusCode::OK, &gathered.listing()))
+
+    /// Every report that is kept has a number.
+    fn key(&self) -> u64 {
+        self.number.map_or(0, |number| number.0)
+    }
+
+    fn item(&self, _: &Shown) -> StepReport {
+        step_report(self)
+    }
 }
 
 /// A look at the window of a run, which goes on.

@@ -12,6 +12,7 @@ mod lease;
 mod problem;
 mod report;
 mod request;
+mod session;
 mod status;
 mod words;
 
@@ -19,19 +20,21 @@ pub use answer::{
     AcquireAnswer, Admit, Bypass, Cancelled, Ended, TicketAnswer, UnknownTicket, Wait, WaitResult,
     WaitResults,
 };
-pub use batch::{BatchOperation, BatchRequest, BatchResult, BatchResults, OP_CLOSE};
+pub use batch::{BatchOperation, BatchRequest, BatchResult, BatchResults};
 pub use lease::{CancelResult, Lease, Listing, ReleaseResult, Waiter};
 pub use problem::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
 pub use report::{Decision, Decisions, History, SeriesPoints, StepReport, StepRequest};
 pub use request::{
-    AcquireRequest, CancelOperation, CloseOperation, ReleaseOperation, ReleaseRequest,
-    RenewOperation, RenewRequest, WaitRequest,
+    AcquireRequest, CancelOperation, CloseOperation, CloseRequest, ReleaseOperation,
+    ReleaseRequest, RenewOperation, RenewRequest, WaitRequest,
 };
+pub use session::{Close, CloseAnswer, CloseDisabled, CloseEngine, Session};
 pub use status::{
     BadRouterEntry, Budget, Closes, Engine, Engines, EpochChange, Features, Health, Leases, Notice,
     Pressure, Queue, Router, State, StoreFigures, Version,
 };
 pub use words::{
-    AdmitReason, BypassReason, CancelOutcome, CancelReason, DecisionAction, EndReason, EngineKind,
-    EngineRole, EpochCause, ReadingSource, ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
+    AdmitReason, BypassReason, CancelOutcome, CancelReason, CloseEngineState, CloseMode, CloseOff,
+    CloseReason, CloseState, DecisionAction, EndReason, EndedAs, EngineKind, EngineRole,
+    EpochCause, ReadingSource, ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
 };
