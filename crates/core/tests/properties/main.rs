@@ -11,6 +11,7 @@
 
 mod determinism;
 mod model;
+mod reports;
 mod steps;
 mod subject;
 mod words;
