@@ -27,6 +27,7 @@ use crate::gate::{Gate, GateError};
 #[utoipa::path(
     post,
     path = "/v1/steps",
+    operation_id = "take_step",
     tag = "reports",
     request_body = StepRequest,
     responses(
@@ -53,6 +54,7 @@ pub(super) async fn take(
 #[utoipa::path(
     get,
     path = "/v1/steps",
+    operation_id = "steps",
     tag = "reports",
     params(
         ("run" = Option<String>, Query, description = "Steps of this run"),
@@ -95,6 +97,7 @@ impl Row for report::StepReport {
 #[utoipa::path(
     get,
     path = "/v1/steps/current",
+    operation_id = "current_step",
     tag = "reports",
     params(("run" = Option<String>, Query, description = "The run; the one without a name when absent")),
     responses(

@@ -344,7 +344,7 @@ async fn step_reports_outlive_the_process_and_a_restore() {
     for data in [old.path(), &data] {
         let gate = serve(data, &router);
         assert_eq!(gate.post("/v1/steps", &asked).await.body, taken);
-        assert_eq!(gate.list("/v1/steps").await, [taken.clone()]);
+        assert_eq!(gate.list("/v1/steps").await, std::slice::from_ref(&taken));
         let current = gate.get("/v1/steps/current?run=lauf%2F%C3%9F").await;
         assert_eq!(current["from"], taken["to"]);
         assert_eq!(current["metrics"]["agentic_kv/admission/admit"], 1.0);
