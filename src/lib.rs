@@ -13,6 +13,7 @@ pub mod gate;
 pub mod history;
 pub mod http;
 pub mod store;
+pub mod support;
 pub mod telemetry;
 pub mod web;
 pub mod words;

@@ -17,6 +17,7 @@ pub mod command;
 mod decide;
 pub mod decision;
 pub mod decisions;
+mod delivery;
 pub mod effect;
 mod fanout;
 pub mod ids;
