@@ -130,6 +130,8 @@ pub(crate) struct Fanout {
     next_call: u64,
     calls: BTreeMap<u64, Call>,
     lanes: BTreeMap<EngineId, Lane>,
+    /// Some lane may be that of an engine that left.
+    has_old_lanes: bool,
     /// When an intent is to be looked at; an entry may be too early, never too late.
     deadlines: BTreeSet<(Timestamp, CloseNo)>,
     /// Intents whose last lease may have ended.
@@ -154,6 +156,7 @@ impl Fanout {
             next_call: 1,
             calls: BTreeMap::new(),
             lanes: BTreeMap::new(),
+            has_old_lanes: false,
             deadlines: BTreeSet::new(),
             joined: BTreeSet::new(),
             memberless: BTreeSet::new(),
@@ -367,10 +370,18 @@ impl Fanout {
         }
     }
 
-    /// Lanes of engines that are neither members nor asked anything hold nothing of interest.
+    /// A reading round was taken in.
+    pub(crate) fn members_may_have_left(&mut self) {
+        self.has_old_lanes = true;
+    }
+
+    /// Lanes of engines that are neither members nor asked anything hold nothing of interest. At the
+    /// end of a turn, when whatever the turn asks stands in its lane.
     pub(crate) fn forget_lanes(&mut self, is_member: impl Fn(&EngineId) -> bool) {
-        self.lanes
-            .retain(|engine, lane| !lane.is_empty() || is_member(engine));
+        if core::mem::take(&mut self.has_old_lanes) {
+            self.lanes
+                .retain(|engine, lane| !lane.is_empty() || is_member(engine));
+        }
     }
 
     /// When something moves by itself.

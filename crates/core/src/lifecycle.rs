@@ -374,6 +374,10 @@ impl Turn {
             }
         }
         machine.fanout.forget_notices(self.now);
+        let fleet = &machine.fleet;
+        machine
+            .fanout
+            .forget_lanes(|engine| fleet.is_member(engine));
     }
 
     // ---- a start, and new settings --------------------------------------------------------

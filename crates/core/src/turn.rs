@@ -852,9 +852,7 @@ impl Turn {
         if machine.fleet.members().next().is_some() {
             machine.fanout.members_known();
         }
-        machine
-            .fanout
-            .forget_lanes(|engine| machine.fleet.is_member(engine));
+        machine.fanout.members_may_have_left();
         self.note_labels();
         self.reply(tag, seq, Reply::Done);
     }

@@ -135,6 +135,18 @@ impl Closing {
             check_goes_on(machine, &kept.closes, &held);
         }
         check_stored(&kept.closes, stored);
+        // An engine that left begins anew when it comes back, once nothing is asked of it.
+        let asked = |engine: &EngineId| {
+            let pending = |close: &CloseIntent| {
+                let target = close.targets.get(engine);
+                matches!(close.stage, CloseStage::Delivering { .. })
+                    && target.is_some_and(|target| target.state == TargetState::Pending)
+            };
+            self.open.iter().any(|call| call.engine == *engine) || kept.closes.iter().any(pending)
+        };
+        self.silent.retain(|engine, _| {
+            view.engines.iter().any(|member| member.id == *engine) || asked(engine)
+        });
         let closes = kept.closes.iter().cloned();
         self.before = closes.map(|close| (close.id.number, close)).collect();
     }
