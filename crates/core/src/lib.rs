@@ -17,6 +17,7 @@ pub mod command;
 mod decide;
 pub mod decision;
 pub mod effect;
+pub mod event;
 mod fanout;
 pub mod ids;
 mod ledger;

@@ -8,6 +8,7 @@ use crate::batch::Batch;
 use crate::decide::{Decision, Request};
 use crate::decision::{BypassReason, EndHow};
 use crate::effect::{Answer, Effect, Reply};
+use crate::event::QueueEnd;
 use crate::ids::{RowNo, Seq, TicketId};
 use crate::machine::is_remembered_in_memory_only;
 use crate::policy::{DECISIONS_PER_TURN, NOTICE_FOR, RENEWALS_EVERY, TALLY_EVERY};
@@ -177,6 +178,7 @@ impl Turn {
         if let Some(asked) = &ticket.asked {
             self.machine.state.tally.bypass(asked.terms.scope, reason);
         }
+        self.left_queue(QueueEnd::Bypass, Some(self.now.since(since)));
         let presence = match self.machine.presences.get(row) {
             Some(Presence::Calls(_)) => Presence::InFlight,
             Some(
@@ -319,6 +321,7 @@ impl Turn {
             machine: self.machine,
             records: self.records,
             effects: self.effects,
+            events: self.events,
             claimed: self.claimed,
         }
     }

@@ -13,6 +13,7 @@ use crate::effect::{
     AcquireRefused, Answer, CancelOutcome, Effect, LeaseGone, Outcome, ReleaseOutcome, Reply, Tag,
     Watched,
 };
+use crate::event::{Event, QueueEnd};
 use crate::ids::{CloseNo, Issue, LeaseId, RowNo, Seq, TicketId};
 use crate::machine::{Machine, is_remembered_in_memory_only};
 use crate::policy::Policy;
@@ -31,6 +32,7 @@ pub struct Turn {
     pub(crate) now: Timestamp,
     pub(crate) records: Vec<Record>,
     pub(crate) effects: Vec<Effect>,
+    pub(crate) events: Vec<Event>,
     /// Calls that end with this turn: answered once the queue has moved (TIC2).
     pub(crate) leaving: Vec<Leaving>,
     /// Grants that an acquire of this turn claimed.
@@ -68,6 +70,7 @@ impl Turn {
             now,
             records: Vec::new(),
             effects: Vec::new(),
+            events: Vec::new(),
             leaving: Vec::new(),
             claimed: Vec::new(),
             dirty_closes: BTreeSet::new(),
@@ -290,6 +293,10 @@ impl Turn {
             .situation(reservation)
             .decide(request, judged_at);
         self.note_size(reservation);
+        self.events.push(Event::Asked {
+            scope: acquire.scope,
+            reservation,
+        });
         let session_reopened = self.use_session(&acquire.session, &acquire.ticket);
         let stays = acquire.stays;
         let row = RowNo(self.machine.state.next_row);
@@ -334,6 +341,7 @@ impl Turn {
             }
             Decision::Bypass(reason) => {
                 self.machine.state.tally.bypass(acquire.scope, reason);
+                self.left_queue(QueueEnd::Bypass, since.map(|since| self.now.since(since)));
                 let bypassed = Ticket {
                     stage: Stage::Ended(Ended {
                         at: self.now,
@@ -527,7 +535,14 @@ impl Turn {
         if let Some((scope, waited)) = granted(ticket) {
             self.machine.in_flight.unadmit(scope, waited);
             self.machine.state.tally.admit(scope, waited);
+            self.left_queue(QueueEnd::Admit, waited);
         }
+    }
+
+    /// A ticket was counted that had waited, or had not.
+    pub(crate) fn left_queue(&mut self, outcome: QueueEnd, waited: Option<Span>) {
+        let event = waited.map(|waited| Event::LeftQueue { outcome, waited });
+        self.events.extend(event);
     }
 
     fn watch(&mut self, tag: Tag, tickets: Vec<TicketId>) {
@@ -639,8 +654,10 @@ impl Turn {
                     | EndHow::TakenBack => CancelledHow::TakenBack,
                 };
                 self.machine.state.tally.cancelled(scope, cancelled);
+                self.left_queue(QueueEnd::Cancelled, waited);
             } else if let Some(end) = lease_end(how) {
                 self.machine.state.tally.lease_ended(end);
+                self.lease_ended(&ticket, lease, end);
             }
         }
         let ended = Ended {
@@ -658,6 +675,20 @@ impl Turn {
         });
         if let Some(session) = session {
             self.lease_left(&session);
+        }
+    }
+
+    fn lease_ended(&mut self, ticket: &Ticket, lease: &Lease, how: LeaseEnd) {
+        let held = self.now.since(lease.granted_at);
+        self.events.push(Event::LeaseEnded { how, held });
+        if how == LeaseEnd::Expired {
+            let asked = ticket.asked.as_ref();
+            self.events.push(Event::Expired {
+                lease: lease.id,
+                ticket: ticket.id.clone(),
+                session: asked.map(|asked| asked.session.clone()),
+                reservation: asked.map_or(Tokens::ZERO, |asked| asked.terms.reservation),
+            });
         }
     }
 
@@ -739,6 +770,7 @@ impl Turn {
                 .tally
                 .cancelled(asked.terms.scope, counted);
         }
+        self.left_queue(QueueEnd::Cancelled, Some(self.now.since(since)));
         let withdrawn = Ticket {
             stage: Stage::Ended(Ended {
                 at: self.now,

@@ -19,5 +19,6 @@ mod failing;
 mod fleet;
 mod ids;
 mod leases;
+mod measured;
 mod tickets;
 mod time;
