@@ -35,6 +35,7 @@ use crate::fleet::server_info::ServerInfo;
 use crate::gate::{self, Gate, Phase, WriterConfig};
 use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use crate::store::{self, CopyError, OfflineError, OpenError};
+use crate::telemetry;
 use crate::web::{self, WebState};
 
 /// Name of the file with the bound addresses, in the data directory.
@@ -286,6 +287,7 @@ impl Service {
             .collect();
         let poller = tokio::spawn(poll(Poller::new(poller)?, gate.clone(), details));
         tokio::spawn(say_when_ready(gate.clone()));
+        tokio::spawn(telemetry::tell_repeats());
         Ok(Self {
             gate,
             addresses,
@@ -312,6 +314,7 @@ impl Service {
         if timeout(CLOSE_WITHIN, self.gate.stop()).await.is_err() {
             tracing::error!("the store could not be closed in time; the next start repairs it");
         }
+        telemetry::tell_repeats_at_the_end();
         tracing::info!("stopped");
     }
 }
@@ -378,34 +381,13 @@ async fn say_when_ready(gate: Gate) {
 async fn poll(mut poller: Poller, gate: Gate, details: watch::Sender<Arc<FleetDetails>>) {
     let mut ticks = interval(poller.interval());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut before = gate.view();
     loop {
         ticks.tick().await;
         let began_at = gate.line().map_or(Timestamp::default(), |line| line.now());
         let (round, found) = poller.round(began_at).await;
         details.send_replace(Arc::new(shown(&round, found)));
         // While the store is away nobody takes a round; the next one comes soon.
-        if gate.round(round).await.is_err() {
-            continue;
-        }
-        let now = gate.view();
-        if now.epoch != before.epoch {
-            tracing::info!(
-                epoch = now.epoch.0,
-                engines = now.engines.len(),
-                "the worker set changed"
-            );
-        }
-        match (&before.measure.degraded, &now.measure.degraded) {
-            (None, Some(reason)) => {
-                tracing::warn!(?reason, "degraded: everything bypasses");
-            }
-            (Some(_), None) => {
-                tracing::info!(ceiling = now.measure.ceiling.get(), "no longer degraded");
-            }
-            (None, None) | (Some(_), Some(_)) => {}
-        }
-        before = now;
+        let _ = gate.round(round).await;
     }
 }
 
@@ -438,6 +420,7 @@ fn shown(round: &Round, found: RoundDetails) -> FleetDetails {
             .map(|(engine, details)| {
                 let shown = http::EngineDetails {
                     close_support: close_support(engine, details),
+                    readings: details.readings,
                 };
                 (engine.as_str().to_owned(), shown)
             })

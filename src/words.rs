@@ -1,5 +1,6 @@
 //! What went wrong with a reading, in the words that pages, API and commands show.
 
+use kvgate_core::decision::DegradedReason;
 use kvgate_core::reading::{ReadFailure, RouterFailure};
 
 /// Why an engine gave no good reading.
@@ -14,6 +15,17 @@ pub fn read_failure(failure: ReadFailure) -> String {
         ReadFailure::Unreadable => "an answer that cannot be read".to_owned(),
         ReadFailure::Missing => "an answer without a KV capacity".to_owned(),
         ReadFailure::NotAllowed => "outside the allowed engine networks".to_owned(),
+    }
+}
+
+/// Why there is no usable ceiling.
+#[must_use]
+pub const fn degraded_reason(why: DegradedReason) -> &'static str {
+    match why {
+        DegradedReason::NoFleet => "no_fleet",
+        DegradedReason::RouterUnreachable => "router_unreachable",
+        DegradedReason::NoFreshReading => "no_fresh_reading",
+        DegradedReason::NoCapacity => "no_capacity",
     }
 }
 

@@ -22,6 +22,7 @@ use super::loads::{self, Loads};
 use super::networks::Networks;
 use super::secret::Secret;
 use super::server_info::{self, ServerInfo};
+use crate::telemetry::{ReadingResult, Readings};
 
 /// How often `/metrics` is read beside `/v1/loads` (CAP2).
 pub const METRICS_EVERY: Duration = Duration::from_secs(10);
@@ -59,6 +60,7 @@ pub struct Memory {
     /// The last `/metrics`; its evictable and available KV stand until it is read again.
     gauges: Option<Gauges>,
     server: Option<ServerInfo>,
+    readings: Readings,
 }
 
 /// What one engine said in one round.
@@ -89,6 +91,8 @@ pub struct EngineDetails {
     pub metrics_failure: Option<ReadFailure>,
     /// What it last said of itself.
     pub server: Option<ServerInfo>,
+    /// Readings by result, since it was first asked.
+    pub readings: Readings,
 }
 
 impl Scraper {
@@ -104,10 +108,14 @@ impl Scraper {
             Ok(target) => round.read(&target, memory).await,
             Err(failure) => Err(failure),
         };
+        memory.readings.count(ReadingResult::of(&reading));
         Outcome {
             reading,
             start_mark: round.start_mark,
-            details: round.details,
+            details: EngineDetails {
+                readings: memory.readings,
+                ..round.details
+            },
         }
     }
 

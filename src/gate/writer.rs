@@ -25,11 +25,12 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
 use super::closings::Closings;
+use super::news::{self, News};
 use super::outage::{Kept, Outage};
 use super::record::{Recorder, Taking};
 use super::stats::CommitStats;
 use super::waiters::{AcquireSender, SlotId, Waiters};
-use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, StoreTrouble, Watch};
+use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, StoreTrouble, Taken, Watch};
 use crate::clock::Clock;
 use crate::telemetry::Trouble;
 
@@ -113,6 +114,7 @@ where
         shared: Arc::downgrade(&inner),
         view: view_sender,
         stats,
+        news: News::default(),
         waiters: Waiters::default(),
         closings: Closings::default(),
         calls: calls_out,
@@ -198,6 +200,8 @@ struct Writer<S, O> {
     shared: Weak<Inner>,
     view: watch::Sender<Arc<View>>,
     stats: CommitStats,
+    /// What the log was told.
+    news: News,
     waiters: Waiters,
     /// Who waits until a close is done.
     closings: Closings,
@@ -330,7 +334,7 @@ where
             let durable_already = batch.is_durable_already();
             let began = Instant::now();
             match batch.try_commit(&mut store) {
-                Ok(committed) => {
+                Ok(mut committed) => {
                     if !durable_already {
                         self.stats
                             .committed(began.elapsed(), answerers.len(), store.bytes());
@@ -341,7 +345,11 @@ where
                         recorder.turn(now, taken, &committed.effects, closing.is_some());
                     }
                     self.publish(&committed.machine);
+                    let events = std::mem::take(&mut committed.events);
+                    self.stats.saw(&events);
                     machine = self.perform(committed, answerers, groups);
+                    // Nobody waits for the log.
+                    news::tell_expiries(&events);
                 }
                 Err(failed) => {
                     self.fail(&failed, answerers, groups);
@@ -559,7 +567,13 @@ where
                     }
                     Some(Answerer::Acquire { reply: to, .. }) => {
                         if let Reply::Acquire(result) = reply
-                            && let Err(Ok((_, Ok(answer)))) = to.send(Ok((seq, result)))
+                            && let Err(Ok(Taken {
+                                answer: Ok(answer), ..
+                            })) = to.send(Ok(Taken {
+                                seq,
+                                answer: result,
+                                held_open: false,
+                            }))
                         {
                             self.waiters.undelivered(&answer);
                         }
@@ -590,7 +604,10 @@ where
                 },
                 // Nobody makes calls while the service stops; the next start makes them.
                 Effect::Call(call) => drop(self.calls.send(call)),
-                Effect::CloseDone(close) => self.closings.done(&close),
+                Effect::CloseDone(close) => {
+                    news::tell_close(&close);
+                    self.closings.done(&close);
+                }
             }
         }
         self.waiters.end_touched_watches();
@@ -739,7 +756,9 @@ where
 
     /// Readers see the turn before its callers are answered.
     fn publish(&mut self, machine: &Machine) {
-        self.view.send_replace(Arc::new(machine.view()));
+        let view = Arc::new(machine.view());
+        self.view.send_replace(Arc::clone(&view));
+        self.news.tell(&view, machine.is_starting());
         self.stats.turned(self.clock.now());
         if !machine.is_starting() {
             if std::mem::take(&mut self.recovering) {

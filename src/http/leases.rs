@@ -11,7 +11,7 @@ use kvgate_api::{
 use kvgate_core::effect::{LeaseGone, Outcome};
 use kvgate_core::ids::LeaseId;
 
-use super::answer::{json, with_receipts, with_seq};
+use super::answer::{held_open, json, with_receipts, with_seq};
 use super::app::App;
 use super::convert::{self, CallFacts};
 use super::extract::{JsonBody, LeasePath, NoQuery, OptionalJson};
@@ -42,7 +42,7 @@ pub(super) async fn acquire(
     let answered = match taken {
         Ok(answered) => answered,
         Err(GateError::StoreUnavailable) => {
-            let answer = convert::store_unavailable(&asked, &app.shown());
+            let answer = convert::store_unavailable(&asked, &app);
             // The call got through: what it brought is not sent again.
             if !asked.local_bypasses.is_empty() {
                 app.gate().local_bypasses(asked.local_bypasses);
@@ -63,6 +63,7 @@ pub(super) async fn acquire(
     let status = acquire_status(&decision.answer.outcome);
     let body = convert::acquire_answer(decision.answer, facts, &app.shown());
     let response = with_seq(json(status, &body), answered.seq);
+    let response = held_open(response, decision.held_open);
     Ok(with_receipts(response, decision.receipt))
 }
 

@@ -8,7 +8,7 @@ use kvgate_api::{
     WaitResults,
 };
 
-use super::answer::{json, with_receipts, with_seq};
+use super::answer::{held_open, json, with_receipts, with_seq};
 use super::app::App;
 use super::convert;
 use super::extract::{JsonBody, NoQuery, TicketPath};
@@ -115,8 +115,7 @@ pub(super) async fn wait(
     } else {
         StatusCode::OK
     };
-    Ok(with_receipts(
-        json(status, &WaitResults { results }),
-        receipts,
-    ))
+    let response = json(status, &WaitResults { results });
+    // It waits by its nature, whether or not something was decided already.
+    Ok(with_receipts(held_open(response, true), receipts))
 }
