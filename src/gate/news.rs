@@ -36,11 +36,12 @@ impl News {
     /// fleet.
     pub(super) fn tell(&mut self, view: &View, starting: bool) {
         self.tell_settings(view);
-        if self.epoch.replace(view.epoch) != Some(view.epoch) {
+        let told = self.epoch.replace(view.epoch);
+        if told.is_some_and(|told| told != view.epoch) {
             tracing::info!(
                 epoch = view.epoch.0,
                 engines = view.engines.len(),
-                "the worker set"
+                "the worker set changed"
             );
         }
         if starting {

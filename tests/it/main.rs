@@ -18,6 +18,7 @@ mod cases;
 mod durable;
 mod fleet_http;
 mod gate;
+mod metrics;
 mod process;
 mod readings;
 mod real_routers;

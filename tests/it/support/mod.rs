@@ -2,4 +2,5 @@
 
 pub mod app;
 pub mod process;
+pub mod scrape;
 pub mod store;
