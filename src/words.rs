@@ -1,5 +1,6 @@
-//! What went wrong with a reading, in the words that pages, API and commands show.
+//! What went wrong with a reading or a call, in the words that pages, API and commands show.
 
+use kvgate_core::close::CallFailure;
 use kvgate_core::decision::DegradedReason;
 use kvgate_core::reading::{ReadFailure, RouterFailure};
 
@@ -38,6 +39,17 @@ pub fn router_failure(failure: RouterFailure) -> String {
         RouterFailure::KeyRefused(status) => format!("router asks for a key ({status})"),
         RouterFailure::Status(status) => format!("router answers status {status}"),
         RouterFailure::Unreadable => "router answers no list of workers".to_owned(),
+    }
+}
+
+/// Why a call to an engine has no status.
+#[must_use]
+pub const fn call_failure(failure: CallFailure) -> &'static str {
+    match failure {
+        CallFailure::Timeout => "no answer within the time-out",
+        CallFailure::Refused => "no connection",
+        CallFailure::TooLarge => "an answer that is too large",
+        CallFailure::NotAllowed => "outside the allowed engine networks",
     }
 }
 

@@ -23,6 +23,15 @@ impl Closings {
         waiting.push(reply);
     }
 
+    /// Whoever waits: a reloaded core is asked anew how their closes stand.
+    pub(super) fn take(&mut self) -> Vec<(CloseId, oneshot::Sender<CloseIntent>)> {
+        let waiting = std::mem::take(&mut self.0).into_iter();
+        waiting
+            .flat_map(|(close, replies)| replies.into_iter().map(move |reply| (close, reply)))
+            .filter(|(_, reply)| !reply.is_closed())
+            .collect()
+    }
+
     /// A close is done.
     pub(super) fn done(&mut self, close: &CloseIntent) {
         for reply in self.0.remove(&close.id).unwrap_or_default() {

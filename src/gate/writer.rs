@@ -292,11 +292,14 @@ where
             mut store,
         } = loaded;
         let mut reattach = self.waiters.tickets();
+        // What the store holds may be done, although its last turn failed.
+        let mut waited_for = self.closings.take();
         // The time until the first turn is no pause.
         self.turned_at = self.clock.now();
         loop {
             let gathered = if self.kept.is_empty() {
-                self.gather(&machine, !reattach.is_empty())
+                let at_once = !reattach.is_empty() || !waited_for.is_empty();
+                self.gather(&machine, at_once)
             } else {
                 // Whoever retries finds what was kept applied already.
                 Vec::new()
@@ -313,6 +316,10 @@ where
             for ticket in std::mem::take(&mut reattach) {
                 turn.handle(Command::Watch(vec![ticket.clone()]));
                 answerers.push(Answerer::Reloaded(ticket));
+            }
+            for (close, reply) in std::mem::take(&mut waited_for) {
+                turn.handle(Command::ReadClose(close));
+                answerers.push(Answerer::CloseDone(reply));
             }
             let kept = self.kept.next(TURN_MAX);
             let kept_count = kept.len();
@@ -524,7 +531,7 @@ where
         }
     }
 
-    /// Ends every open call, and those that this turn is about to park.
+    /// Ends every open call; those that this turn is about to park end at its end.
     fn refuse_waiting(&mut self) {
         self.draining = true;
         self.closings = Closings::default();
@@ -612,7 +619,8 @@ where
         }
         self.waiters.end_touched_watches();
         if self.draining {
-            self.waiters.refuse_all(GateError::Draining);
+            // Those too that came in the turn in which the drain began.
+            self.refuse_waiting();
         }
         for group in groups {
             self.waiters.answer_group(group.reply, group.replies);

@@ -60,7 +60,10 @@ fn state_of(app: &App) -> State {
             count: view.leases,
             oldest_age_s: age(view.oldest_lease),
         },
-        closes: Closes::default(),
+        closes: Closes {
+            pending: view.closes_pending,
+            failed: view.closes_failed,
+        },
         features: Features {
             program_admission: view.policy.program_admission,
             session_lifecycle: view.policy.session_lifecycle,

@@ -9,6 +9,7 @@
 
 mod api_backup;
 mod api_bad_input;
+mod api_closes;
 mod api_contract;
 mod api_delivery;
 mod api_failing;
