@@ -1,11 +1,8 @@
 //! `/metrics`: what is counted and measured, for any number of readers, over restarts.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use kvgate::demo::{FakeFleet, FleetSpec, WorkerRow};
-use kvgate::http::{EngineDetails, FleetDetails};
-use kvgate::telemetry::{ReadingResult, Readings};
 use kvgate_core::command::{Acquire, Command};
 use kvgate_core::ids::TicketId;
 use kvgate_core::policy::{AdmissionScope, Policy};
@@ -33,24 +30,6 @@ fn decided(outcome: &str, reason: &str, scope: &str) -> String {
     format!(
         "kvgate_admission_decisions_total{{outcome=\"{outcome}\",reason=\"{reason}\",scope=\"{scope}\"}}"
     )
-}
-
-/// Every family, with at least one sample of each series that has labels.
-async fn full() -> (TestApp, Scrape) {
-    let app = TestApp::start().await;
-    let mut readings = Readings::default();
-    readings.count(ReadingResult::Ok);
-    let details = EngineDetails {
-        readings,
-        ..EngineDetails::default()
-    };
-    app.fleet.send_replace(Arc::new(FleetDetails {
-        engines: BTreeMap::from([("http://engine-1:30000".to_owned(), details)]),
-        ..FleetDetails::default()
-    }));
-    app.acquire("t", 100).await;
-    let scrape = scrape(&app).await;
-    (app, scrape)
 }
 
 /// CNT1: decisions, loads, waits, sizes and ends, by scope, as they happened.
