@@ -32,7 +32,7 @@ use super::stats::CommitStats;
 use super::waiters::{AcquireSender, SlotId, Waiters};
 use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, StoreTrouble, Taken, Watch};
 use crate::clock::Clock;
-use crate::telemetry::Trouble;
+use crate::telemetry::{Repeats, Trouble};
 
 /// Commands of one turn. Beyond that the rest is the next turn, so that no answer waits for an
 /// endless one.
@@ -50,6 +50,9 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 /// First wait before a failed store is opened again; doubles up to [`REOPEN_MAX`].
 const REOPEN_MIN: Duration = Duration::from_millis(100);
 const REOPEN_MAX: Duration = Duration::from_secs(5);
+
+/// A disk that fails again right after each opening fails many times a second.
+static STORE_FAILED: Repeats = Repeats::new("the store failed");
 
 /// What the writer needs besides a store.
 #[derive(Debug)]
@@ -632,7 +635,9 @@ where
     fn fail(&mut self, failed: &Failed<S::Error>, answerers: Vec<Answerer>, groups: Vec<Group>) {
         let why = &failed.error;
         self.stats.failed(Trouble::Commit);
-        tracing::error!(error = %why, "the store failed; acquires bypass until it is open again");
+        if STORE_FAILED.is_told() {
+            tracing::error!(error = %why, "the store failed; acquires bypass until it is open again");
+        }
         self.recovering = true;
         let since = self.clock.now();
         self.change_trouble(|trouble| {

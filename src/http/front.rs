@@ -50,8 +50,8 @@ pub(super) async fn front(State(app): State<App>, mut request: Request, next: Ne
         }
     };
     let response = answer.instrument(span).await;
-    let mut response = rendered(response, &id);
     let held_open = response.extensions().get::<HeldOpen>().is_some();
+    let mut response = rendered(response, &id);
     app.metrics().answered(
         route.as_ref().map_or(UNMATCHED, MatchedPath::as_str),
         method.as_str(),

@@ -37,6 +37,7 @@ pub(super) async fn acquire(
 ) -> Result<Response, Fault> {
     let asked = convert::asked(&request, app.config())?;
     let wait = convert::spread(asked.wait, asked.acquire.ticket.as_str());
+    let may_wait = !wait.is_zero();
     let began = Instant::now();
     let taken = app.gate().acquire(asked.acquire.clone(), wait).await;
     let answered = match taken {
@@ -47,9 +48,11 @@ pub(super) async fn acquire(
             if !asked.local_bypasses.is_empty() {
                 app.gate().local_bypasses(asked.local_bypasses);
             }
-            return Ok(json(StatusCode::OK, &answer));
+            let response = json(StatusCode::OK, &answer);
+            return Ok(held_open(response, may_wait));
         }
-        Err(error) => return Err(error.into()),
+        // It may have been held open until the trouble came.
+        Err(error) => return Ok(held_open(Fault::from(error).into_response(), may_wait)),
     };
     let decision = answered.value?;
     if !asked.local_bypasses.is_empty() {

@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use kvgate_api::{
     CancelResult, Problem, ProblemCode, TicketAnswer, UnknownTicket, WaitRequest, WaitResult,
     WaitResults,
@@ -96,7 +96,10 @@ pub(super) async fn wait(
         .enumerate()
         .map(|(index, text)| convert::ticket(&format!("/ticket_ids/{index}"), text))
         .collect::<Result<Vec<_>, _>>()?;
-    let watched = app.gate().watch(tickets, wait).await?;
+    let watched = match app.gate().watch(tickets, wait).await {
+        Ok(watched) => watched,
+        Err(error) => return Ok(held_open(Fault::from(error).into_response(), true)),
+    };
     let shown = app.shown();
     let mut results = Vec::with_capacity(watched.len());
     let mut receipts = Vec::new();
