@@ -16,6 +16,7 @@ mod api_failing;
 mod api_security;
 mod bounds;
 mod cases;
+mod closer;
 mod deploy;
 mod durable;
 mod fleet_http;

@@ -16,6 +16,7 @@ mod closes;
 pub mod command;
 mod decide;
 pub mod decision;
+mod delivery;
 pub mod effect;
 pub mod event;
 mod fanout;

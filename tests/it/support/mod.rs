@@ -1,6 +1,7 @@
 //! What several test modules share.
 
 pub mod app;
+pub mod closes;
 pub mod process;
 pub mod scrape;
 pub mod store;

@@ -13,12 +13,15 @@ mod common;
 
 mod capacity;
 mod cases;
+mod closes;
 mod decision;
+mod delivery;
 mod durable;
 mod failing;
 mod fleet;
 mod ids;
 mod leases;
 mod measured;
+mod sessions;
 mod tickets;
 mod time;
