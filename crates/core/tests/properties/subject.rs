@@ -235,6 +235,7 @@ pub struct Subject {
     counters_lag: Option<u64>,
     /// Counters as readers that know no way back saw them last.
     shown: BTreeMap<Counter, u64>,
+    shown_closes: Vec<u64>,
     closing: Closing,
 }
 
@@ -248,6 +249,7 @@ impl Subject {
             renewals_lag: None,
             counters_lag: None,
             shown: BTreeMap::new(),
+            shown_closes: Vec::new(),
             closing: Closing::default(),
         };
         let batch = Machine::restore(subject.store.image(), params(T0, 1, 1, &settings()));
@@ -318,6 +320,15 @@ impl Subject {
             }
         }
         self.shown = now;
+        let closes = |tally: &Tally| {
+            let mut counts = vec![tally.closes, tally.close_failures, tally.sessions_reopened];
+            counts.extend(tally.close_deliveries);
+            counts
+        };
+        let now = closes(&self.machine().view().durable_tally);
+        let mut pairs = self.shown_closes.iter().zip(&now);
+        assert!(pairs.all(|(before, after)| before <= after), "{now:?}");
+        self.shown_closes = now;
     }
 
     /// CNT1: what is measured agrees with what is counted.
