@@ -182,6 +182,7 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
             data: Some(data.to_string_lossy().into_owned()),
             router: Some(fleet.router_url()),
             program_admission: Some(true),
+            session_lifecycle: Some(true),
             ..Layer::default()
         };
         let service = Service::start(Config::load(layer, [], None)?).await?;
@@ -191,8 +192,6 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
         agents.slots = options.sessions;
         agents.speed = options.speed;
         agents.workload.seed = options.seed;
-        // Session closes come with the lifecycle feature.
-        agents.close_sessions = false;
         let stop = CancellationToken::new();
         let agents = Agents::start(agents, &stop)?;
         tracing::info!(page = %base, sessions = options.sessions, "the demo runs; open the page");

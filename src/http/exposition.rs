@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use super::app::FleetDetails;
 use crate::gate::{Gate, Phase};
 use crate::telemetry::{ReadingResult, scope};
+use crate::words;
 
 /// Where this program comes from, when whoever built it said so.
 const REVISION: Option<&str> = option_env!("KVGATE_REVISION");
@@ -209,9 +210,7 @@ fn closes(page: &mut Page<'_>, view: &View) -> Result<(), Error> {
     page.counters(
         "kvgate_session_close_deliveries",
         "Engines of close intents, by how they ended.",
-        TargetState::ENDS
-            .into_iter()
-            .filter_map(|state| Some(([("result", target(state)?)], tally.delivered(state)))),
+        TargetState::ENDS.map(|state| ([("result", words::target(state))], tally.delivered(state))),
     )
 }
 
@@ -484,18 +483,4 @@ const fn local_bypass(why: LocalBypass) -> &'static str {
         LocalBypass::Timeout => "timeout",
         LocalBypass::Other => "other",
     }
-}
-
-/// `None` for what is no end.
-const fn target(state: TargetState) -> Option<&'static str> {
-    Some(match state {
-        TargetState::Pending => return None,
-        TargetState::Delivered => "delivered",
-        TargetState::Refused => "refused",
-        TargetState::Unsupported => "unsupported",
-        TargetState::Restarted => "restarted",
-        TargetState::Superseded => "superseded",
-        TargetState::Failed => "failed",
-        TargetState::Gone => "gone",
-    })
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvgate::demo::{FakeFleet, FleetSpec, WorkerRow};
+use kvgate::demo::{Behaviour, FakeFleet, FleetSpec, WorkerRow};
 use kvgate_core::command::{Acquire, Command};
 use kvgate_core::ids::TicketId;
 use kvgate_core::policy::{AdmissionScope, Policy};
@@ -10,7 +10,7 @@ use kvgate_core::tally::LocalBypass;
 use kvgate_core::units::Span;
 use serde_json::{Value, json};
 
-use crate::support::app::{Builder, SOON, TestApp, asking};
+use crate::support::app::{Builder, EngineCalls, SOON, TestApp, asking};
 use crate::support::process::Kvgate;
 use crate::support::scrape::Scrape;
 use crate::support::store::{Mood, Switch};
@@ -524,4 +524,85 @@ async fn lea1_the_log_tells_each_change_once() {
         let expected = usize::from(message != "the worker set changed");
         assert_eq!(count(message), expected, "{message} in\n{log}");
     }
+}
+
+/// CLO8, CLO9: closes, their engines by how they ended, failures and reopened sessions are counted; a call
+/// that waited for a close is not timed.
+#[tokio::test]
+async fn clo9_closes_are_shown() {
+    let app = Builder {
+        policy: Policy {
+            session_lifecycle: true,
+            ..Builder::default().policy
+        },
+        ..Builder::default()
+    }
+    .start()
+    .await;
+    let mut engines = EngineCalls::of(&app);
+    let close = async |session: &str| {
+        let path = format!("/v1/sessions/{session}/close");
+        assert_eq!(app.post(&path, &json!({})).await.status, 202);
+    };
+    close("good").await;
+    assert_eq!(
+        scrape(&app).await.value("kvgate_session_closes_pending"),
+        1.0
+    );
+    engines.answer_next(200, None).await;
+    close("bad").await;
+    engines.answer_next(400, None).await;
+    app.until(|view| view.closes_pending == 0).await;
+    let again = json!({"ticket_id": "t", "session_id": "good", "reservation_tokens": 1});
+    app.post("/v1/leases", &again).await;
+    let path = app.url("/v1/sessions/waits/close?wait_s=60");
+    let waits = tokio::spawn(app.client.post(path).send());
+    while app.gate.waiting_calls() < 1 {
+        tokio::task::yield_now().await;
+    }
+    engines.answer_next(200, None).await;
+    assert_eq!(waits.await.unwrap().unwrap().status(), 202);
+    app.until(|view| view.durable_tally == view.tally).await;
+    let text = scrape(&app).await;
+    let deliveries = |result: &str| {
+        text.value(&format!(
+            "kvgate_session_close_deliveries_total{{result=\"{result}\"}}"
+        ))
+    };
+    assert_eq!((deliveries("delivered"), deliveries("refused")), (2.0, 1.0));
+    assert_eq!(text.value("kvgate_session_closes_total"), 3.0);
+    assert_eq!(text.value("kvgate_session_close_failures_total"), 1.0);
+    assert_eq!(text.value("kvgate_session_closes_pending"), 0.0);
+    assert_eq!(text.value("kvgate_sessions_reopened_total"), 1.0);
+    let route = "{route=\"/v1/sessions/{session_id}/close\"}";
+    assert_eq!(
+        text.value(&format!("kvgate_http_request_seconds_count{route}")),
+        2.0
+    );
+}
+
+/// CLO9: the log tells a close that failed with its session, and many of them by their number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clo9_failed_closes_are_told() {
+    let fleet = FakeFleet::start(FleetSpec::uniform(1, 1_000))
+        .await
+        .unwrap();
+    let refused = Behaviour::Status(400, "no".to_owned());
+    fleet.engine(0).behave("/close_session", refused);
+    let data = tempfile::tempdir().unwrap();
+    let router = fleet.router_url();
+    let mut gate = Kvgate::serve(data.path(), &["--router", &router, "--session-lifecycle"]);
+    for number in 0..5 {
+        let path = format!("/v1/sessions/s-{number}/close?wait_s=60");
+        assert_eq!(gate.post(&path, &json!({})).await.body["state"], "done");
+    }
+    let line = gate.wait_for_log("a close ended with engines failed or refused");
+    let told = &line["fields"];
+    assert_eq!(
+        (&told["session"], &told["refused"]),
+        (&json!("s-0"), &json!(1))
+    );
+    gate.signal("TERM");
+    let line = gate.wait_for_log("repeated");
+    assert_eq!(line["fields"]["times"], 4);
 }

@@ -205,7 +205,7 @@ pub fn settings() -> Settings {
         max_waiting: 8,
         stale_after: 6_000,
         closes: true,
-        join_timeout: None,
+        join_timeout: Some(20_000),
         idle_close: None,
     }
 }
@@ -600,6 +600,16 @@ fn comes() -> impl Strategy<Value = Comes> {
     ]
 }
 
+/// Outcomes of calls; at times whatever is open goes unanswered.
+fn called() -> impl Strategy<Value = Command> {
+    let silent = (any::<u8>(), Just(Comes::Silent));
+    prop_oneof![
+        2 => prop::collection::vec((any::<u8>(), comes()), 1..8),
+        1 => prop::collection::vec(silent, 4..24),
+    ]
+    .prop_map(Command::Called)
+}
+
 fn command() -> impl Strategy<Value = Command> {
     prop_oneof![
         24 => acquire(),
@@ -619,7 +629,7 @@ fn command() -> impl Strategy<Value = Command> {
         1 => configure(),
         6 => (0u8..4, prop::bool::weighted(0.3)).prop_map(|(number, abort)| Command::Close(number, abort)),
         1 => (0u8..6).prop_map(Command::RetryClose),
-        6 => prop::collection::vec((any::<u8>(), comes()), 1..6).prop_map(Command::Called),
+        7 => called(),
     ]
 }
 
