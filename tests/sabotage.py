@@ -112,9 +112,9 @@ BUGS = [
         [
             (
                 "crates/core/src/state.rs",
-                "            state.put(ticket);\n        }\n        (state, image.engines)",
+                "            state.put(ticket);\n        }\n        for close in image.closes {",
                 "            if state.queue.len() == 0 || !matches!(ticket.stage, Stage::Waiting { .. }) {\n"
-                "                state.put(ticket);\n            }\n        }\n        (state, image.engines)",
+                "                state.put(ticket);\n            }\n        }\n        for close in image.closes {",
             )
         ],
         KILL,
@@ -124,9 +124,9 @@ BUGS = [
         [
             (
                 "crates/core/src/state.rs",
-                "            state.put(ticket);\n        }\n        (state, image.engines)",
+                "            state.put(ticket);\n        }\n        for close in image.closes {",
                 "            if !matches!(ticket.stage, Stage::Ended(_)) {\n"
-                "                state.put(ticket);\n            }\n        }\n        (state, image.engines)",
+                "                state.put(ticket);\n            }\n        }\n        for close in image.closes {",
             )
         ],
         TORTURE,
@@ -135,6 +135,28 @@ BUGS = [
         "grants on their way are not counted at a start",
         [("crates/core/src/machine.rs", "        self.state.tally.with_admits_of(&self.in_flight)", "        self.state.tally.clone()")],
         (SCENARIOS, "leases::cnt1_unclaimed_grants_over_a_restart"),
+    ),
+    (
+        "metrics show counters that a kill sets back",
+        [
+            (
+                "crates/core/src/machine.rs",
+                "            durable_tally: self.stored_tally.with_admits_from(&self.state.tally),",
+                "            durable_tally: self.state.tally.clone(),",
+            )
+        ],
+        (SCENARIOS, "measured::dur2_counters_of_readers_never_go_back"),
+    ),
+    (
+        "metrics show a grant as an admit before it is claimed",
+        [
+            (
+                "crates/core/src/machine.rs",
+                "            durable_tally: self.stored_tally.with_admits_from(&self.state.tally),",
+                "            durable_tally: self.stored_tally.clone(),",
+            )
+        ],
+        (SCENARIOS, "measured::dur2_counters_of_readers_never_go_back"),
     ),
     (
         "an old lease id releases the newer lease of its ticket",
