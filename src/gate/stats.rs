@@ -98,6 +98,11 @@ impl CommitStats {
         times.push_back(took);
     }
 
+    /// The store was opened.
+    pub(super) fn opened(&self, bytes: u64) {
+        self.inner.bytes.store(bytes, Ordering::Relaxed);
+    }
+
     /// What a durable turn did.
     pub(super) fn saw(&self, events: &[Event]) {
         for event in events {

@@ -278,6 +278,7 @@ where
         if let Some(counts) = self.outage.end() {
             self.waiters.follow_up(counts);
         }
+        self.stats.opened(store.bytes());
         if let Some(recorder) = &mut self.config.recorder {
             recorder.started(now);
         }

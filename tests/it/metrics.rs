@@ -236,6 +236,7 @@ async fn dur2_counters_go_on_over_a_kill() {
             );
         }
         assert_eq!(started.value("kvgate_lease_held_seconds_count"), 0.0);
+        assert!(started.value("kvgate_store_bytes") > 0.0);
         for number in 0..20 {
             let ticket = format!("{life}-{number}");
             let body = json!({
