@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::exposition::Present;
 use crate::clock::Clock;
 use crate::gate::Gate;
+use crate::history::History;
 use crate::telemetry::{HttpMetrics, Readings};
 
 /// Each backup under way keeps a picture of the store in memory.
@@ -81,6 +82,7 @@ struct Inner {
     config: HttpConfig,
     fleet: watch::Receiver<Arc<FleetDetails>>,
     notices: watch::Receiver<Vec<ShellNotice>>,
+    history: History,
     started: Instant,
     request_salt: u64,
     requests: AtomicU64,
@@ -97,6 +99,7 @@ impl App {
         config: HttpConfig,
         fleet: watch::Receiver<Arc<FleetDetails>>,
         notices: watch::Receiver<Vec<ShellNotice>>,
+        history: History,
         request_salt: u64,
     ) -> Self {
         let metrics = HttpMetrics::default();
@@ -113,6 +116,7 @@ impl App {
                 config,
                 fleet,
                 notices,
+                history,
                 started: Instant::now(),
                 request_salt,
                 requests: AtomicU64::new(1),
@@ -139,6 +143,11 @@ impl App {
     #[must_use]
     pub fn fleet(&self) -> Arc<FleetDetails> {
         Arc::clone(&self.inner.fleet.borrow())
+    }
+
+    /// Figures over time.
+    pub(super) fn history(&self) -> &History {
+        &self.inner.history
     }
 
     /// Notices of the shell.

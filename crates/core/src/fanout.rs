@@ -8,8 +8,8 @@ use alloc::sync::Arc;
 use crate::close::CallId;
 use crate::ids::{CloseNo, EngineId, Label, RowNo, Term};
 use crate::policy::{
-    AWAY_AFTER, CALLS_PER_ENGINE_MAX, NOTICE_FOR, PROBE_MIN, REOPENED_NOTED_MAX,
-    REOPENED_NOTICE_FOR, RETRY_MAX, RETRY_MIN,
+    AWAY_AFTER, CALL_EVERY, CALLS_PER_ENGINE_MAX, CALLS_SAVED_MAX, CALLS_WAIT_MIN, CALLS_WITHIN,
+    NOTICE_FOR, PROBE_MIN, REOPENED_NOTED_MAX, REOPENED_NOTICE_FOR, RETRY_MAX, RETRY_MIN,
 };
 use crate::units::{Span, Timestamp};
 
@@ -68,6 +68,50 @@ struct Lane {
     away: Option<Away>,
     /// The begin of the last call that it did not answer.
     down_at: Option<Timestamp>,
+    credit: Credit,
+}
+
+/// The pace of a lane: each call costs some milliseconds of the time that has passed. A step's end
+/// closes thousands of sessions at once, and nothing is lost when that takes some seconds; at full
+/// speed it would take the processor from acquires.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Credit {
+    saved: Span,
+    at: Timestamp,
+}
+
+impl Credit {
+    /// What a call costs with so many behind it: the longer the line, the less, so that every line is
+    /// worked off long before the deadlines of those who stand in it.
+    fn cost(waiting: usize) -> Span {
+        let waiting = u64::try_from(waiting).unwrap_or(u64::MAX);
+        let share = CALLS_WITHIN.millis().checked_div(waiting);
+        Span::from_millis(share.unwrap_or(u64::MAX)).min(CALL_EVERY)
+    }
+
+    /// Whether there is enough for a call now.
+    fn has(&mut self, cost: Span, now: Timestamp) -> bool {
+        let passed = now.since(self.at).millis();
+        let saved = self.saved.millis().saturating_add(passed);
+        self.saved = Span::from_millis(saved).min(CALLS_SAVED_MAX);
+        self.at = now;
+        self.saved >= cost
+    }
+
+    /// A call goes out.
+    fn pay(&mut self, cost: Span) {
+        let left = self.saved.millis().saturating_sub(cost.millis());
+        self.saved = Span::from_millis(left);
+    }
+
+    /// When there is enough for a call, or for a few at once where that has to be waited for.
+    fn enough_at(&self, cost: Span) -> Timestamp {
+        if self.saved >= cost {
+            self.at
+        } else {
+            self.at.after(CALLS_WAIT_MIN.max(cost))
+        }
+    }
 }
 
 /// An engine that refuses calls.
@@ -219,6 +263,7 @@ impl Fanout {
         let number = self.next_call;
         self.next_call = self.next_call.saturating_add(1);
         let lane = self.lanes.entry(engine.clone()).or_default();
+        lane.credit.pay(Credit::cost(lane.ready.len()));
         lane.in_flight.insert(job.clone());
         let call = Call {
             engine,
@@ -420,6 +465,10 @@ impl Lane {
                 self.ready.insert(job);
             }
         }
+        let cost = Credit::cost(self.ready.len());
+        if !self.credit.has(cost, now) {
+            return None;
+        }
         self.ready.pop_first().map(|job| (job, false))
     }
 
@@ -433,7 +482,7 @@ impl Lane {
             return None;
         }
         if !self.ready.is_empty() {
-            return Some(Timestamp::default());
+            return Some(self.credit.enough_at(Credit::cost(self.ready.len())));
         }
         self.later.first().map(|(at, _)| *at)
     }

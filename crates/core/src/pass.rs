@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use crate::batch::Batch;
 use crate::decide::{Decision, Request};
 use crate::decision::{BypassReason, EndHow};
+use crate::decisions::Decided;
 use crate::effect::{Answer, Effect, Reply};
 use crate::event::QueueEnd;
 use crate::ids::{RowNo, Seq, TicketId};
@@ -153,6 +154,8 @@ impl Turn {
             return;
         };
         let seq = self.next_seq();
+        let moment = self.machine.moment();
+        self.note_decision(&ticket, self.now.since(since), Decided::Admit, moment);
         let granted = self.grant(ticket, Some(since));
         // A grant in a gap keeps the time at which its caller has been away too long.
         let presence = match self.machine.presences.get(row) {
@@ -178,7 +181,10 @@ impl Turn {
         if let Some(asked) = &ticket.asked {
             self.machine.state.tally.bypass(asked.terms.scope, reason);
         }
-        self.left_queue(QueueEnd::Bypass, Some(self.now.since(since)));
+        let moment = self.machine.moment();
+        let waited = self.now.since(since);
+        self.left_queue(QueueEnd::Bypass, Some(waited));
+        self.note_decision(&ticket, waited, Decided::Bypass(reason), moment);
         let presence = match self.machine.presences.get(row) {
             Some(Presence::Calls(_)) => Presence::InFlight,
             Some(
@@ -193,7 +199,7 @@ impl Turn {
                 how: EndHow::Bypassed(reason),
                 lease: None,
                 since: Some(since),
-                waited: self.now.since(since),
+                waited,
                 epoch: self.machine.state.epoch,
             }),
             ..ticket
@@ -303,6 +309,8 @@ impl Turn {
             let uses = machine.state.sessions.take_unsaved().into_iter();
             self.records
                 .extend(uses.map(|(session, used)| Record::SessionUsed(session, used)));
+            self.record_raised_windows();
+            let machine = &mut *self.machine;
             if renewals_due {
                 let rows: Vec<RowNo> = core::mem::take(&mut machine.renewed).into_iter().collect();
                 machine.renewed_since = None;

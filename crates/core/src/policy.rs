@@ -40,6 +40,12 @@ pub const INCARNATION_SIGNS_WITHIN: Span = Span::from_secs(30);
 pub const PRESSURE_WINDOW: usize = 3;
 /// Readings below the threshold in a row that end pacing (CAP6).
 pub const PACE_READINGS: u32 = 10;
+/// Runs that have a window of their own for step reports (REP1).
+pub const RUNS_MAX: usize = 16;
+/// How many step reports are remembered (section 9).
+pub const STEPS_MAX: usize = 10_000;
+/// How many decisions are remembered, in memory only (section 9).
+pub const DECISIONS_KEPT: usize = 20_000;
 /// Close intents that may be open at once; a close beyond that is refused for now.
 pub const CLOSES_OPEN_MAX: usize = 100_000;
 /// How long finished closes are remembered (section 9).
@@ -56,6 +62,14 @@ pub const SESSIONS_MAX: usize = 100_000;
 pub const SESSION_USE_EVERY: Span = Span::from_secs(60);
 /// Calls to one engine at once (CLO6).
 pub const CALLS_PER_ENGINE_MAX: usize = 16;
+/// The pace of calls to one engine: one in this time, after those that may go at once (CLO6).
+pub const CALL_EVERY: Span = Span::from_millis(5);
+/// Time that an engine without calls saves for those that come at once: 32 calls.
+pub const CALLS_SAVED_MAX: Span = Span::from_millis(160);
+/// A longer line of calls is worked off within about this time, whatever the pace.
+pub const CALLS_WITHIN: Span = Span::from_secs(30);
+/// Calls that must wait for their time wait at least so long: a few go together then.
+pub const CALLS_WAIT_MIN: Span = Span::from_millis(20);
 /// First wait before a call is repeated; doubles up to [`RETRY_MAX`] (CLO6).
 pub const RETRY_MIN: Span = Span::from_millis(250);
 /// Longest wait before a call is repeated, or an engine that is away is probed (CLO6).

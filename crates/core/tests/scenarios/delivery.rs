@@ -520,11 +520,39 @@ fn clo6_at_most_sixteen_calls_at_once() {
         .into_iter()
         .partition(|call| call.engine == engine("a"));
     gate.calls = quick;
-    let log = gate.serve_until(gate.now, |_| status_of(200));
+    let log = gate.serve_until(gate.now + 400, |_| status_of(200));
     assert_eq!(log.len(), 100, "all of b");
     gate.called(vec![(slow[0].id, status_of(200).unwrap())]);
     assert_eq!(of(&gate, "a"), 1, "one for one, the oldest first");
     assert_eq!(gate.sent(), ["close s16 at a"]);
+}
+
+/// CLO6: 32 calls go to an engine as fast as it answers, then one every 5 ms; a long line goes faster,
+/// so that it is worked off within about half a minute.
+#[test]
+fn clo6_calls_are_paced() {
+    let mut gate = one();
+    for number in 0..200 {
+        gate.close(&format!("s{number:03}"));
+    }
+    let begin = gate.now;
+    let log = gate.serve_until(begin, |_| status_of(200));
+    assert_eq!(log.len(), 32);
+    let log = gate.serve_until(begin + 100, |_| status_of(200));
+    assert_eq!(log.len(), 20, "{log:?}");
+    let log = gate.serve_until(begin + 1_000, |_| status_of(200));
+    assert_eq!(log.len(), 148);
+    assert!(log.last().unwrap().0 <= 760, "{log:?}");
+
+    let mut gate = one();
+    for number in 0..12_000 {
+        gate.close(&format!("s{number}"));
+    }
+    let begin = gate.now;
+    let log = gate.serve_until(begin + 60_000, |_| status_of(200));
+    assert_eq!(log.len(), 12_000);
+    // 12,000 would take a minute at one every 5 ms.
+    assert!(log.last().unwrap().0 < begin + 52_000);
 }
 
 /// CLO6: after five transport failures in a row an engine is away: one probe at a time, 1 s after the

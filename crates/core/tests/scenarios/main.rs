@@ -22,6 +22,7 @@ mod fleet;
 mod ids;
 mod leases;
 mod measured;
+mod reports;
 mod sessions;
 mod tickets;
 mod time;
