@@ -37,6 +37,7 @@ use crate::history::{History, Sampler};
 use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use crate::store::{self, CopyError, OfflineError, OpenError};
 use crate::support::Support;
+use crate::telemetry;
 use crate::web::{self, WebState};
 
 /// Name of the file with the bound addresses, in the data directory.
@@ -310,6 +311,7 @@ impl Service {
         };
         let poller = tokio::spawn(poll(Poller::new(poller)?, gate.clone(), watched));
         tokio::spawn(say_when_ready(gate.clone()));
+        tokio::spawn(telemetry::tell_repeats());
         Ok(Self {
             gate,
             addresses,
@@ -337,6 +339,7 @@ impl Service {
         if timeout(CLOSE_WITHIN, self.gate.stop()).await.is_err() {
             tracing::error!("the store could not be closed in time; the next start repairs it");
         }
+        telemetry::tell_repeats_at_the_end();
         tracing::info!("stopped");
     }
 }
@@ -442,7 +445,6 @@ impl WatchedCloses {
 async fn poll(mut poller: Poller, gate: Gate, mut watched: Watched) {
     let mut ticks = interval(poller.interval());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut before = gate.view();
     loop {
         ticks.tick().await;
         let began_at = gate.line().map_or(Timestamp::default(), |line| line.now());
@@ -452,27 +454,7 @@ async fn poll(mut poller: Poller, gate: Gate, mut watched: Watched) {
         }
         watched.details.send_replace(Arc::new(shown(&round, found)));
         // While the store is away nobody takes a round; the next one comes soon.
-        if gate.round(round).await.is_err() {
-            continue;
-        }
-        let now = gate.view();
-        if now.epoch != before.epoch {
-            tracing::info!(
-                epoch = now.epoch.0,
-                engines = now.engines.len(),
-                "the worker set changed"
-            );
-        }
-        match (&before.measure.degraded, &now.measure.degraded) {
-            (None, Some(reason)) => {
-                tracing::warn!(?reason, "degraded: everything bypasses");
-            }
-            (Some(_), None) => {
-                tracing::info!(ceiling = now.measure.ceiling.get(), "no longer degraded");
-            }
-            (None, None) | (Some(_), Some(_)) => {}
-        }
-        before = now;
+        let _ = gate.round(round).await;
     }
 }
 
@@ -493,6 +475,7 @@ fn shown(round: &Round, found: RoundDetails) -> FleetDetails {
             .map(|(engine, details)| {
                 let shown = http::EngineDetails {
                     close_support: details.close_support.map(CloseSupport::has_effect),
+                    readings: details.readings,
                 };
                 (engine.as_str().to_owned(), shown)
             })

@@ -2,6 +2,7 @@
 //! logs and commands show.
 
 use kvgate_core::close::{CallFailure, TargetState};
+use kvgate_core::decision::DegradedReason;
 use kvgate_core::reading::{ReadFailure, RouterFailure};
 
 use crate::fleet::close_support::CloseSupport;
@@ -19,6 +20,17 @@ pub fn read_failure(failure: ReadFailure) -> String {
         ReadFailure::Unreadable => "an answer that cannot be read".to_owned(),
         ReadFailure::Missing => "an answer without a KV capacity".to_owned(),
         ReadFailure::NotAllowed => "outside the allowed engine networks".to_owned(),
+    }
+}
+
+/// Why there is no usable ceiling.
+#[must_use]
+pub const fn degraded_reason(why: DegradedReason) -> &'static str {
+    match why {
+        DegradedReason::NoFleet => "no_fleet",
+        DegradedReason::RouterUnreachable => "router_unreachable",
+        DegradedReason::NoFreshReading => "no_fresh_reading",
+        DegradedReason::NoCapacity => "no_capacity",
     }
 }
 

@@ -148,6 +148,28 @@ BUGS = [
         (SCENARIOS, "leases::cnt1_unclaimed_grants_over_a_restart"),
     ),
     (
+        "metrics show counters that a kill sets back",
+        [
+            (
+                "crates/core/src/machine.rs",
+                "            durable_tally: self.stored_tally.with_admits_from(&self.state.tally),",
+                "            durable_tally: self.state.tally.clone(),",
+            )
+        ],
+        (SCENARIOS, "measured::dur2_counters_of_readers_never_go_back"),
+    ),
+    (
+        "metrics show a grant as an admit before it is claimed",
+        [
+            (
+                "crates/core/src/machine.rs",
+                "            durable_tally: self.stored_tally.with_admits_from(&self.state.tally),",
+                "            durable_tally: self.stored_tally.clone(),",
+            )
+        ],
+        (SCENARIOS, "measured::dur2_counters_of_readers_never_go_back"),
+    ),
+    (
         "an old lease id releases the newer lease of its ticket",
         [
             (

@@ -24,6 +24,7 @@ use super::networks::Networks;
 use super::rows;
 use super::secret::Secret;
 use super::server_info::{self, ServerInfo};
+use crate::telemetry::{ReadingResult, Readings};
 
 /// How often `/metrics` is read beside `/v1/loads` (CAP2).
 pub const METRICS_EVERY: Duration = Duration::from_secs(10);
@@ -65,6 +66,7 @@ pub struct Memory {
     server: Option<ServerInfo>,
     /// Whether it has a list of workers; `None` while it has not said.
     is_router: Option<bool>,
+    readings: Readings,
 }
 
 /// What one engine said in one round.
@@ -97,6 +99,8 @@ pub struct EngineDetails {
     pub server: Option<ServerInfo>,
     /// What a session close comes to there; `None` while that is not known (CLO10).
     pub close_support: Option<CloseSupport>,
+    /// Readings by result, since it was first asked.
+    pub readings: Readings,
 }
 
 impl Scraper {
@@ -112,10 +116,14 @@ impl Scraper {
             Ok(target) => round.read(&target, memory).await,
             Err(failure) => Err(failure),
         };
+        memory.readings.count(ReadingResult::of(&reading));
         Outcome {
             reading,
             start_mark: round.start_mark,
-            details: round.details,
+            details: EngineDetails {
+                readings: memory.readings,
+                ..round.details
+            },
         }
     }
 

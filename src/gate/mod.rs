@@ -11,6 +11,7 @@
 //! No reply leaves before its turn is durable (DUR1).
 
 mod closings;
+mod news;
 mod outage;
 mod record;
 mod stats;
@@ -117,6 +118,17 @@ pub struct Decision {
     pub answer: Answer,
     /// Set when the answer carries a decision for the first time.
     pub receipt: Option<Receipt>,
+    /// The call was held open until there was an answer.
+    pub held_open: bool,
+}
+
+/// To an acquire whose call may stay open.
+#[derive(Debug)]
+struct Taken {
+    seq: Option<Seq>,
+    answer: Result<Answer, AcquireRefused>,
+    /// The call was parked.
+    held_open: bool,
 }
 
 type Replied = Result<(Option<Seq>, Reply), GateError>;
@@ -135,7 +147,7 @@ enum Message {
     Acquire {
         slot: SlotId,
         acquire: Acquire,
-        reply: Sender<(Option<Seq>, Result<Answer, AcquireRefused>)>,
+        reply: Sender<Taken>,
     },
     /// A call that waits for many tickets.
     Watch {
@@ -242,7 +254,11 @@ impl Gate {
                 ..acquire
             };
             return match self.one(Command::Acquire(acquire)).await? {
-                (seq, Reply::Acquire(result)) => Ok(self.decision(seq, result)),
+                (seq, Reply::Acquire(answer)) => Ok(self.decision(Taken {
+                    seq,
+                    answer,
+                    held_open: false,
+                })),
                 (_, other) => Err(unexpected(&other)),
             };
         };
@@ -252,7 +268,7 @@ impl Gate {
             acquire,
             reply,
         })?;
-        let (seq, result) = match tokio::time::timeout(wait, answer.read()).await {
+        let taken = match tokio::time::timeout(wait, answer.read()).await {
             Ok(answer) => answer,
             Err(_) => {
                 self.signal(Message::EndWait(call.slot));
@@ -261,7 +277,7 @@ impl Gate {
         }
         .unwrap_or(Err(GateError::Draining))?;
         call.answered();
-        Ok(self.decision(seq, result))
+        Ok(self.decision(taken))
     }
 
     /// Waits until one of the tickets is decided, at most `wait`; then all that are, in the order
@@ -631,17 +647,20 @@ impl Gate {
             gate: self.clone(),
             delivery: Some(delivery),
         });
-        Decision { answer, receipt }
+        Decision {
+            answer,
+            receipt,
+            held_open: false,
+        }
     }
 
-    fn decision(
-        &self,
-        seq: Option<Seq>,
-        result: Result<Answer, AcquireRefused>,
-    ) -> Answered<Result<Decision, AcquireRefused>> {
+    fn decision(&self, taken: Taken) -> Answered<Result<Decision, AcquireRefused>> {
         Answered {
-            seq,
-            value: result.map(|answer| self.with_receipt(answer)),
+            seq: taken.seq,
+            value: taken.answer.map(|answer| Decision {
+                held_open: taken.held_open,
+                ..self.with_receipt(answer)
+            }),
         }
     }
 
@@ -757,10 +776,10 @@ trait Unread {
     fn answers(self) -> Vec<Answer>;
 }
 
-impl Unread for Result<(Option<Seq>, Result<Answer, AcquireRefused>), GateError> {
+impl Unread for Result<Taken, GateError> {
     fn answers(self) -> Vec<Answer> {
         self.into_iter()
-            .filter_map(|(_, answer)| answer.ok())
+            .filter_map(|taken| taken.answer.ok())
             .collect()
     }
 }

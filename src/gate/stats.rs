@@ -1,18 +1,19 @@
-//! Figures of the store for readers.
+//! Figures of the writer for readers.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use kvgate_core::event::Event;
 use kvgate_core::units::Timestamp;
 
-use crate::telemetry::{StoreMetrics, Trouble};
+use crate::telemetry::{GateMetrics, Trouble};
 
 /// Commit times that the 99th percentile is taken from.
 const COMMITS_KEPT: usize = 1_024;
 
-/// Figures of the store for readers.
+/// Figures of the writer for readers.
 #[derive(Clone, Debug, Default)]
 pub struct CommitStats {
     inner: Arc<StatsInner>,
@@ -24,7 +25,7 @@ struct StatsInner {
     commands: AtomicU64,
     bytes: AtomicU64,
     times: Mutex<VecDeque<Duration>>,
-    metrics: StoreMetrics,
+    metrics: GateMetrics,
     /// Milliseconds of progress of the writer, on the process's own line.
     last_turn: AtomicU64,
 }
@@ -69,9 +70,9 @@ impl CommitStats {
         Timestamp::from_millis(self.inner.last_turn.load(Ordering::Relaxed))
     }
 
-    /// The same figures as metrics, cumulative since the start.
+    /// What is measured, cumulative since the start.
     #[must_use]
-    pub fn metrics(&self) -> &StoreMetrics {
+    pub fn metrics(&self) -> &GateMetrics {
         &self.inner.metrics
     }
 
@@ -95,6 +96,18 @@ impl CommitStats {
             times.pop_front();
         }
         times.push_back(took);
+    }
+
+    /// The store was opened.
+    pub(super) fn opened(&self, bytes: u64) {
+        self.inner.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What a durable turn did.
+    pub(super) fn saw(&self, events: &[Event]) {
+        for event in events {
+            self.inner.metrics.saw(event);
+        }
     }
 
     pub(super) fn turned(&self, now: Timestamp) {

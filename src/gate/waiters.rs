@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, HashMap};
 
 use kvgate_core::command::{Command, Delivery};
-use kvgate_core::effect::{AcquireRefused, Answer, Reply, Watched};
+use kvgate_core::effect::{Answer, Reply, Watched};
 use kvgate_core::ids::{Seq, TicketId};
 
 use tokio::sync::oneshot;
 
-use super::{GateError, Replied, Sender, Watch, delivery};
+use super::{GateError, Replied, Sender, Taken, Watch, delivery};
 
 /// Number of an open waiting call.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId(pub(super) u64);
 
-pub(super) type AcquireSender = Sender<(Option<Seq>, Result<Answer, AcquireRefused>)>;
+pub(super) type AcquireSender = Sender<Taken>;
 
 #[derive(Debug)]
 enum Slot {
@@ -33,6 +33,15 @@ enum Slot {
         decided: BTreeMap<TicketId, Option<Answer>>,
         reply: Sender<Watch>,
     },
+}
+
+/// The answer to a call that was held open.
+const fn parked(seq: Option<Seq>, answer: Answer) -> Taken {
+    Taken {
+        seq,
+        answer: Ok(answer),
+        held_open: true,
+    }
 }
 
 /// All open waiting calls. Lives in the writer's thread.
@@ -148,7 +157,7 @@ impl Waiters {
                         session_reopened,
                         ..answer.clone()
                     };
-                    told |= reply.send(Ok((seq, Ok(answer)))).is_ok();
+                    told |= reply.send(Ok(parked(seq, answer))).is_ok();
                 }
                 Some(Slot::Watch {
                     tickets,
@@ -218,7 +227,7 @@ impl Waiters {
             };
             self.unlist(&ticket, id);
             // A caller that is gone has left the ticket to the claim grace already.
-            let _ = reply.send(Ok((seq, Ok(answer))));
+            let _ = reply.send(Ok(parked(seq, answer)));
         }
     }
 

@@ -25,13 +25,14 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
 use super::closings::Closings;
+use super::news::{self, News};
 use super::outage::{Kept, Outage};
 use super::record::{Recorder, Taking};
 use super::stats::CommitStats;
 use super::waiters::{AcquireSender, SlotId, Waiters};
-use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, StoreTrouble, Watch};
+use super::{Gate, GateError, Inner, Message, Phase, Replied, Sender, StoreTrouble, Taken, Watch};
 use crate::clock::Clock;
-use crate::telemetry::Trouble;
+use crate::telemetry::{Repeats, Trouble};
 
 /// Commands of one turn. Beyond that the rest is the next turn, so that no answer waits for an
 /// endless one.
@@ -49,6 +50,9 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 /// First wait before a failed store is opened again; doubles up to [`REOPEN_MAX`].
 const REOPEN_MIN: Duration = Duration::from_millis(100);
 const REOPEN_MAX: Duration = Duration::from_secs(5);
+
+/// A disk that fails again right after each opening fails many times a second.
+static STORE_FAILED: Repeats = Repeats::new("the store failed");
 
 /// What the writer needs besides a store.
 #[derive(Debug)]
@@ -113,6 +117,7 @@ where
         shared: Arc::downgrade(&inner),
         view: view_sender,
         stats,
+        news: News::default(),
         waiters: Waiters::default(),
         closings: Closings::default(),
         calls: calls_out,
@@ -198,6 +203,8 @@ struct Writer<S, O> {
     shared: Weak<Inner>,
     view: watch::Sender<Arc<View>>,
     stats: CommitStats,
+    /// What the log was told.
+    news: News,
     waiters: Waiters,
     /// Who waits until a close is done.
     closings: Closings,
@@ -271,6 +278,7 @@ where
         if let Some(counts) = self.outage.end() {
             self.waiters.follow_up(counts);
         }
+        self.stats.opened(store.bytes());
         if let Some(recorder) = &mut self.config.recorder {
             recorder.started(now);
         }
@@ -337,7 +345,7 @@ where
             let durable_already = batch.is_durable_already();
             let began = Instant::now();
             match batch.try_commit(&mut store) {
-                Ok(committed) => {
+                Ok(mut committed) => {
                     if !durable_already {
                         self.stats
                             .committed(began.elapsed(), answerers.len(), store.bytes());
@@ -348,7 +356,11 @@ where
                         recorder.turn(now, taken, &committed.effects, closing.is_some());
                     }
                     self.publish(&committed.machine);
+                    let events = std::mem::take(&mut committed.events);
+                    self.stats.saw(&events);
                     machine = self.perform(committed, answerers, groups);
+                    // Nobody waits for the log.
+                    news::tell_expiries(&events);
                 }
                 Err(failed) => {
                     self.fail(&failed, answerers, groups);
@@ -566,7 +578,13 @@ where
                     }
                     Some(Answerer::Acquire { reply: to, .. }) => {
                         if let Reply::Acquire(result) = reply
-                            && let Err(Ok((_, Ok(answer)))) = to.send(Ok((seq, result)))
+                            && let Err(Ok(Taken {
+                                answer: Ok(answer), ..
+                            })) = to.send(Ok(Taken {
+                                seq,
+                                answer: result,
+                                held_open: false,
+                            }))
                         {
                             self.waiters.undelivered(&answer);
                         }
@@ -597,7 +615,10 @@ where
                 },
                 // Nobody makes calls while the service stops; the next start makes them.
                 Effect::Call(call) => drop(self.calls.send(call)),
-                Effect::CloseDone(close) => self.closings.done(&close),
+                Effect::CloseDone(close) => {
+                    news::tell_close(&close);
+                    self.closings.done(&close);
+                }
             }
         }
         self.waiters.end_touched_watches();
@@ -615,7 +636,9 @@ where
     fn fail(&mut self, failed: &Failed<S::Error>, answerers: Vec<Answerer>, groups: Vec<Group>) {
         let why = &failed.error;
         self.stats.failed(Trouble::Commit);
-        tracing::error!(error = %why, "the store failed; acquires bypass until it is open again");
+        if STORE_FAILED.is_told() {
+            tracing::error!(error = %why, "the store failed; acquires bypass until it is open again");
+        }
         self.recovering = true;
         let since = self.clock.now();
         self.change_trouble(|trouble| {
@@ -747,7 +770,9 @@ where
 
     /// Readers see the turn before its callers are answered.
     fn publish(&mut self, machine: &Machine) {
-        self.view.send_replace(Arc::new(machine.view()));
+        let view = Arc::new(machine.view());
+        self.view.send_replace(Arc::clone(&view));
+        self.news.tell(&view, machine.is_starting());
         self.stats.turned(self.clock.now());
         if !machine.is_starting() {
             if std::mem::take(&mut self.recovering) {

@@ -13,6 +13,18 @@ use crate::gate::Receipt;
 /// Number of the committed change (DUR6).
 pub(super) const KVGATE_SEQ: HeaderName = HeaderName::from_static("kvgate-seq");
 
+/// Marks the answer to a call that was held open: how long that was says nothing of the service.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldOpen;
+
+/// The answer, marked when its call was held open.
+pub(super) fn held_open(mut response: Response, held_open: bool) -> Response {
+    if held_open {
+        response.extensions_mut().insert(HeldOpen);
+    }
+    response
+}
+
 /// A JSON answer.
 pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Response {
     let bytes = serde_json::to_vec(body).unwrap_or_else(|error| {

@@ -9,11 +9,14 @@ use std::time::Instant;
 use kvgate_api::Severity;
 use kvgate_core::units::{Span, Timestamp};
 use kvgate_core::view::View;
+use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use super::exposition::Present;
 use crate::clock::Clock;
 use crate::gate::Gate;
 use crate::history::History;
+use crate::telemetry::{HttpMetrics, Readings};
 
 /// Each backup under way keeps a picture of the store in memory.
 const BACKUPS_AT_ONCE: usize = 1;
@@ -50,6 +53,8 @@ pub struct FleetDetails {
 pub struct EngineDetails {
     /// Whether it takes session closes; `None` while that is not known.
     pub close_support: Option<bool>,
+    /// Readings by result, since it was first asked.
+    pub readings: Readings,
 }
 
 /// A notice of the shell: the core has its own in the view.
@@ -82,6 +87,8 @@ struct Inner {
     request_salt: u64,
     requests: AtomicU64,
     backups: Arc<Semaphore>,
+    metrics: HttpMetrics,
+    registry: Registry,
 }
 
 impl App {
@@ -95,6 +102,14 @@ impl App {
         history: History,
         request_salt: u64,
     ) -> Self {
+        let metrics = HttpMetrics::default();
+        let mut registry = Registry::default();
+        gate.stats().metrics().register(&mut registry);
+        metrics.register(&mut registry);
+        registry.register_collector(Box::new(Present {
+            gate: gate.clone(),
+            fleet: fleet.clone(),
+        }));
         Self {
             inner: Arc::new(Inner {
                 gate,
@@ -106,6 +121,8 @@ impl App {
                 request_salt,
                 requests: AtomicU64::new(1),
                 backups: Arc::new(Semaphore::new(BACKUPS_AT_ONCE)),
+                metrics,
+                registry,
             }),
         }
     }
@@ -137,6 +154,16 @@ impl App {
     #[must_use]
     pub fn shell_notices(&self) -> Vec<ShellNotice> {
         self.inner.notices.borrow().clone()
+    }
+
+    /// Figures of this room.
+    pub(super) fn metrics(&self) -> &HttpMetrics {
+        &self.inner.metrics
+    }
+
+    /// Everything that `/metrics` shows.
+    pub(super) fn registry(&self) -> &Registry {
+        &self.inner.registry
     }
 
     /// Now, and how its times are shown.

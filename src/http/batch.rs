@@ -215,7 +215,7 @@ impl Gathered<'_> {
                 if !asked.local_bypasses.is_empty() {
                     app.gate().local_bypasses(asked.local_bypasses.clone());
                 }
-                let answer = convert::store_unavailable(asked, &self.shown);
+                let answer = convert::store_unavailable(asked, app);
                 return Ok(body(StatusCode::OK, &answer));
             }
             (Err(error), _) => return Err(error.into()),

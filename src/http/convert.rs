@@ -20,7 +20,7 @@ use kvgate_core::tally::{CancelledHow, LocalBypass};
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Ppm, Span, TOKENS_MAX, Timestamp, Tokens};
 
-use super::app::{HttpConfig, Shown};
+use super::app::{App, HttpConfig, Shown};
 use super::problem::Fault;
 use crate::{clock, words};
 
@@ -344,19 +344,23 @@ pub(super) fn acquire_answer(
     }
 }
 
-/// DUR4: the store cannot promise anything, so the caller goes on without it.
-pub(super) fn store_unavailable(asked: &Asked, shown: &Shown) -> wire::AcquireAnswer {
+/// DUR4: the store cannot promise anything, so the caller goes on without it. The core never hears of
+/// it, so it is counted here.
+pub(super) fn store_unavailable(asked: &Asked, app: &App) -> wire::AcquireAnswer {
     let acquire = &asked.acquire;
+    let metrics = app.gate().stats().metrics();
+    metrics.bypassed_without_store(acquire.scope);
+    let view = app.gate().view();
     let reservation = acquire
         .sent
-        .reservation(shown.view.policy.expected_decode_cap)
+        .reservation(view.policy.expected_decode_cap)
         .unwrap_or(Tokens::MAX);
     wire::AcquireAnswer::Bypass(wire::Bypass {
         reason: wire::BypassReason::StoreUnavailable,
         ticket_id: acquire.ticket.as_str().to_owned(),
         session_id: acquire.session.as_str().to_owned(),
         reservation_tokens: reservation.get(),
-        epoch: shown.view.epoch.0,
+        epoch: view.epoch.0,
         ttl_clamped: asked.ttl_clamped,
         waited_s: 0.0,
         repeated: false,

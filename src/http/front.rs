@@ -1,7 +1,9 @@
 //! What stands before every route: who may ask at all, what the service can do now, and what every
 //! answer carries.
 
-use axum::extract::{Request, State};
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, X_CONTENT_TYPE_OPTIONS,
 };
@@ -11,10 +13,17 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use kvgate_api::{PROBLEM_JSON, ProblemCode};
 
+use tracing::Instrument;
+
+use super::answer::HeldOpen;
 use super::app::{App, RequestId};
 use super::extract::query_pairs;
 use super::problem::{self, Fault};
 use crate::gate::Phase;
+use crate::telemetry::{Repeats, UNMATCHED};
+
+static FOREIGN_HOST: Repeats = Repeats::new("a request under a foreign host name was refused");
+static CROSS_SITE: Repeats = Repeats::new("a cross-site write was refused");
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KVGATE_EPOCH: HeaderName = HeaderName::from_static("kvgate-epoch");
@@ -29,11 +38,26 @@ pub(super) async fn front(State(app): State<App>, mut request: Request, next: Ne
     let id = app.next_request_id();
     request.extensions_mut().insert(id.clone());
     let is_page = !request.uri().path().starts_with("/v1");
-    let response = match check(&app, &request) {
-        Ok(()) => next.run(request).await,
-        Err(fault) => fault.into_response(),
+    let began = Instant::now();
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let method = request.method().clone();
+    // Whatever the log tells of this request carries its id.
+    let span = tracing::error_span!("request", id = id.as_str());
+    let answer = async {
+        match check(&app, &request) {
+            Ok(()) => next.run(request).await,
+            Err(fault) => fault.into_response(),
+        }
     };
+    let response = answer.instrument(span).await;
+    let held_open = response.extensions().get::<HeldOpen>().is_some();
     let mut response = rendered(response, &id);
+    app.metrics().answered(
+        route.as_ref().map_or(UNMATCHED, MatchedPath::as_str),
+        method.as_str(),
+        response.status().as_u16(),
+        (!held_open).then(|| began.elapsed()),
+    );
     let headers = response.headers_mut();
     put_common(&app, &id, headers);
     if !is_page || !headers.contains_key(CACHE_CONTROL) {
@@ -100,6 +124,7 @@ pub(super) fn refusal(app: &App, head: &[u8]) -> Vec<u8> {
         StatusCode::URI_TOO_LONG => "The address is too long.",
         _ => "This is not a request of HTTP/1.1.",
     };
+    app.metrics().answered(UNMATCHED, "", status.as_u16(), None);
     let id = app.next_request_id();
     let fault = Fault::bad_request(detail).with_status(status);
     let body = serde_json::to_vec(&fault.problem(&id)).unwrap_or_default();
@@ -147,7 +172,9 @@ fn checked_host(app: &App, request: &Request) -> Result<Option<Authority>, Fault
     // An address in the request line takes the place of the header, so both must be allowed.
     for authority in host.iter().chain(request.uri().authority()) {
         if !is_allowed_host(app, authority) {
-            tracing::warn!(host = %authority, "a request under a foreign host name was refused");
+            if FOREIGN_HOST.is_told() {
+                tracing::warn!(host = %authority, "a request under a foreign host name was refused");
+            }
             return Err(Fault::new(
                 ProblemCode::HostNotAllowed,
                 "The Host header names neither the address of this service, nor a loopback name, nor a configured name.",
@@ -220,10 +247,12 @@ fn refuse_cross_site(app: &App, request: &Request, host: Option<&Authority>) -> 
     if same_origin && same_site {
         return Ok(());
     }
-    tracing::warn!(
-        path = request.uri().path(),
-        "a cross-site write was refused"
-    );
+    if CROSS_SITE.is_told() {
+        tracing::warn!(
+            path = request.uri().path(),
+            "a cross-site write was refused"
+        );
+    }
     Err(Fault::new(
         ProblemCode::Forbidden,
         "A web page of another origin must not write here.",

@@ -11,7 +11,7 @@ use kvgate_api::{
 use kvgate_core::effect::{LeaseGone, Outcome};
 use kvgate_core::ids::LeaseId;
 
-use super::answer::{json, with_receipts, with_seq};
+use super::answer::{held_open, json, with_receipts, with_seq};
 use super::app::App;
 use super::convert::{self, CallFacts};
 use super::extract::{JsonBody, LeasePath, NoQuery, OptionalJson};
@@ -37,19 +37,22 @@ pub(super) async fn acquire(
 ) -> Result<Response, Fault> {
     let asked = convert::asked(&request, app.config())?;
     let wait = convert::spread(asked.wait, asked.acquire.ticket.as_str());
+    let may_wait = !wait.is_zero();
     let began = Instant::now();
     let taken = app.gate().acquire(asked.acquire.clone(), wait).await;
     let answered = match taken {
         Ok(answered) => answered,
         Err(GateError::StoreUnavailable) => {
-            let answer = convert::store_unavailable(&asked, &app.shown());
+            let answer = convert::store_unavailable(&asked, &app);
             // The call got through: what it brought is not sent again.
             if !asked.local_bypasses.is_empty() {
                 app.gate().local_bypasses(asked.local_bypasses);
             }
-            return Ok(json(StatusCode::OK, &answer));
+            let response = json(StatusCode::OK, &answer);
+            return Ok(held_open(response, may_wait));
         }
-        Err(error) => return Err(error.into()),
+        // It may have been held open until the trouble came.
+        Err(error) => return Ok(held_open(Fault::from(error).into_response(), may_wait)),
     };
     let decision = answered.value?;
     if !asked.local_bypasses.is_empty() {
@@ -63,6 +66,7 @@ pub(super) async fn acquire(
     let status = acquire_status(&decision.answer.outcome);
     let body = convert::acquire_answer(decision.answer, facts, &app.shown());
     let response = with_seq(json(status, &body), answered.seq);
+    let response = held_open(response, decision.held_open);
     Ok(with_receipts(response, decision.receipt))
 }
 

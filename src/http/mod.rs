@@ -10,6 +10,7 @@ mod backup;
 mod batch;
 mod convert;
 mod delivery;
+mod exposition;
 mod extract;
 mod front;
 mod health;

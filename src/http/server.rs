@@ -30,6 +30,9 @@ use tower::ServiceExt;
 use super::app::App;
 use super::delivery::{Patience, Socket, Stage, Tracker};
 use super::front;
+use crate::telemetry::Repeats;
+
+static NOT_ACCEPTED: Repeats = Repeats::new("a connection could not be accepted");
 
 /// Connects that may wait to be accepted: a burst of a fleet of callers.
 const BACKLOG: i32 = 4_096;
@@ -172,7 +175,9 @@ impl Server {
                 Err(error) if is_of_the_connection(&error) => {}
                 Err(error) => {
                     let shed = self.open.shed_oldest_silent();
-                    tracing::warn!(%error, shed, "a connection could not be accepted");
+                    if NOT_ACCEPTED.is_told() {
+                        tracing::warn!(%error, shed, "a connection could not be accepted");
+                    }
                     tokio::time::sleep(ACCEPT_REST).await;
                 }
             }

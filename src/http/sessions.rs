@@ -11,7 +11,7 @@ use kvgate_api::{Close, CloseDisabled, CloseRequest, Problem, ProblemCode, Sessi
 use kvgate_core::close::CloseIntent;
 use kvgate_core::effect::{CloseReply, RetryRefused};
 
-use super::answer::{json, with_seq};
+use super::answer::{held_open, json, with_seq};
 use super::app::App;
 use super::convert;
 use super::extract::{ClosePath, NoFields, NoQuery, OptionalJson, Query, SessionPath};
@@ -51,13 +51,15 @@ pub(super) async fn close(
         CloseReply::Disabled => return Ok(json(StatusCode::OK, &convert::CLOSE_DISABLED)),
         CloseReply::Full => return Err(problem::too_many_closes()),
     };
-    let close = if taken.is_done() || wait.is_zero() {
+    let waits = !taken.is_done() && !wait.is_zero();
+    let close = if !waits {
         taken
     } else {
         done(&app, taken, wait).await
     };
     let body = convert::close(&close, &app.shown());
-    Ok(with_seq(json(StatusCode::ACCEPTED, &body), answered.seq))
+    let response = held_open(json(StatusCode::ACCEPTED, &body), waits);
+    Ok(with_seq(response, answered.seq))
 }
 
 fn wait(query: &mut Query) -> Result<Duration, Fault> {

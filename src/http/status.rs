@@ -8,7 +8,6 @@ use kvgate_api::{
     Notice, Pressure, Queue, ReadingSource, Router, Severity, State, StoreFigures, StoreState,
 };
 use kvgate_core::capacity::EngineView;
-use kvgate_core::decision::DegradedReason;
 use kvgate_core::reading::{self, Role, Source};
 use kvgate_core::units::Tokens;
 use kvgate_core::view;
@@ -40,7 +39,9 @@ fn state_of(app: &App) -> State {
         budget: budget(view),
         epoch: view.epoch.0,
         degraded: measure.degraded.is_some(),
-        degraded_reason: measure.degraded.map(|why| degraded_reason(why).to_owned()),
+        degraded_reason: measure
+            .degraded
+            .map(|why| words::degraded_reason(why).to_owned()),
         pressure: Pressure {
             usage_mean: measure.usage_mean.map(ratio),
             usage_max: measure.usage_max.map(ratio),
@@ -95,15 +96,6 @@ fn budget(view: &view::View) -> Budget {
 )]
 fn utilization(reserved: Tokens, ceiling: Tokens) -> Option<f64> {
     (ceiling != Tokens::ZERO).then(|| reserved.get() as f64 / ceiling.get() as f64)
-}
-
-const fn degraded_reason(why: DegradedReason) -> &'static str {
-    match why {
-        DegradedReason::NoFleet => "no_fleet",
-        DegradedReason::RouterUnreachable => "router_unreachable",
-        DegradedReason::NoFreshReading => "no_fresh_reading",
-        DegradedReason::NoCapacity => "no_capacity",
-    }
 }
 
 fn notices(shown: &Shown, store: StoreTrouble, shell: &[ShellNotice]) -> Vec<Notice> {

@@ -2,13 +2,13 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use kvgate_api::{
     CancelResult, Problem, ProblemCode, TicketAnswer, UnknownTicket, WaitRequest, WaitResult,
     WaitResults,
 };
 
-use super::answer::{json, with_receipts, with_seq};
+use super::answer::{held_open, json, with_receipts, with_seq};
 use super::app::App;
 use super::convert;
 use super::extract::{JsonBody, NoQuery, TicketPath};
@@ -96,7 +96,10 @@ pub(super) async fn wait(
         .enumerate()
         .map(|(index, text)| convert::ticket(&format!("/ticket_ids/{index}"), text))
         .collect::<Result<Vec<_>, _>>()?;
-    let watched = app.gate().watch(tickets, wait).await?;
+    let watched = match app.gate().watch(tickets, wait).await {
+        Ok(watched) => watched,
+        Err(error) => return Ok(held_open(Fault::from(error).into_response(), true)),
+    };
     let shown = app.shown();
     let mut results = Vec::with_capacity(watched.len());
     let mut receipts = Vec::new();
@@ -116,8 +119,7 @@ pub(super) async fn wait(
     } else {
         StatusCode::OK
     };
-    Ok(with_receipts(
-        json(status, &WaitResults { results }),
-        receipts,
-    ))
+    let response = json(status, &WaitResults { results });
+    // It waits by its nature, whether or not something was decided already.
+    Ok(with_receipts(held_open(response, true), receipts))
 }

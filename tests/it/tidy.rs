@@ -52,7 +52,7 @@ const ROOMS: &[(&str, &[&str], &str)] = &[
     ("utoipa", &["src/http/", "src/web/", "crates/api/"], "schemas belong to the wire types"),
     ("utoipa_axum", &["src/http/", "src/web/"], "routes belong to the HTTP room"),
     ("reqwest", &["src/fleet/", "src/demo/", "src/cli.rs", "src/cli/", "src/check.rs", "src/check/"], "readings belong to the fleet room"),
-    ("prometheus_client", &["src/telemetry.rs", "src/http/"], "metrics are made in the telemetry room"),
+    ("prometheus_client", &["src/telemetry.rs", "src/telemetry/", "src/http/"], "metrics are made in the telemetry room"),
     ("askama", &["src/web/"], "templates belong to the web room"),
     ("clap", &["src/cli.rs", "src/cli/", "src/config.rs", "src/config/", "src/main.rs"], "hand on a checked configuration instead of arguments"),
     ("toml", &["src/config.rs", "src/config/"], "hand on a checked configuration instead of a file"),

@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::effect::Effect;
+use crate::event::Event;
 use crate::ids::{LeaseId, TicketId};
 use crate::machine::{Machine, Untold};
 use crate::record::Record;
@@ -18,6 +19,7 @@ pub struct Batch {
     pub(crate) machine: Box<Machine>,
     pub(crate) records: Vec<Record>,
     pub(crate) effects: Vec<Effect>,
+    pub(crate) events: Vec<Event>,
     /// Grants that an acquire of this turn claimed: when the turn fails, its caller was not told.
     pub(crate) claimed: Vec<LeaseId>,
 }
@@ -71,6 +73,8 @@ pub struct Committed {
     pub machine: Box<Machine>,
     /// What the shell must now do, in order.
     pub effects: Vec<Effect>,
+    /// What the turn did that is measured or logged.
+    pub events: Vec<Event>,
 }
 
 impl Batch {
@@ -113,6 +117,7 @@ impl Batch {
         Ok(Committed {
             machine: self.machine,
             effects: self.effects,
+            events: self.events,
         })
     }
 }

@@ -19,6 +19,7 @@ pub mod decision;
 pub mod decisions;
 mod delivery;
 pub mod effect;
+pub mod event;
 mod fanout;
 pub mod ids;
 mod ledger;

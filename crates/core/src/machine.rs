@@ -16,7 +16,7 @@ use crate::policy::{
 };
 use crate::presence::{Presence, Presences};
 use crate::record::Record;
-use crate::state::{Start, State};
+use crate::state::{LoadSum, Start, State};
 use crate::store::Image;
 use crate::tally::Tally;
 use crate::ticket::{Stage, Ticket};
@@ -289,11 +289,13 @@ impl Machine {
             oldest_lease,
             waiting: self.state.queue.len(),
             waiting_tokens: Tokens::clamped(self.state.queue.tokens()),
+            loads: self.state.loads.map(LoadSum::load),
             oldest_waiter: waiting_since,
             closes_pending: u64::try_from(self.state.closes.open()).unwrap_or(u64::MAX),
             closes_failed: self.state.closes.failed(),
             engines: self.fleet.view(),
             tally: self.state.tally.clone(),
+            durable_tally: self.stored_tally.with_admits_from(&self.state.tally),
             notices: self.notices(),
         }
     }

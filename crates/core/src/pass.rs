@@ -9,6 +9,7 @@ use crate::decide::{Decision, Request};
 use crate::decision::{BypassReason, EndHow};
 use crate::decisions::Decided;
 use crate::effect::{Answer, Effect, Reply};
+use crate::event::QueueEnd;
 use crate::ids::{RowNo, Seq, TicketId};
 use crate::machine::is_remembered_in_memory_only;
 use crate::policy::{DECISIONS_PER_TURN, NOTICE_FOR, RENEWALS_EVERY, TALLY_EVERY};
@@ -182,6 +183,7 @@ impl Turn {
         }
         let moment = self.machine.moment();
         let waited = self.now.since(since);
+        self.left_queue(QueueEnd::Bypass, Some(waited));
         self.note_decision(&ticket, waited, Decided::Bypass(reason), moment);
         let presence = match self.machine.presences.get(row) {
             Some(Presence::Calls(_)) => Presence::InFlight,
@@ -325,6 +327,7 @@ impl Turn {
             machine: self.machine,
             records: self.records,
             effects: self.effects,
+            events: self.events,
             claimed: self.claimed,
         }
     }

@@ -10,6 +10,7 @@ use hashbrown::HashMap;
 
 use crate::close::CloseIntent;
 use crate::closes::Closes;
+use crate::decision::Scope;
 use crate::ids::{
     CloseNo, EngineId, Epoch, Issue, Label, LeaseId, RowNo, Seq, SessionId, Term, TicketId,
 };
@@ -24,6 +25,7 @@ use crate::store::Image;
 use crate::tally::Tally;
 use crate::ticket::{Stage, Ticket};
 use crate::units::{Timestamp, Tokens};
+use crate::view::Load;
 
 /// A process that wrote: the random part of the lease ids it issued (ID2).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -98,6 +100,42 @@ pub enum EpochCause {
     Restored,
 }
 
+/// Running sums of one scope; the tokens of many waiters can exceed 64 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct LoadSum {
+    leases: u64,
+    waiting: u64,
+    waiting_tokens: u128,
+}
+
+impl LoadSum {
+    const fn hold(&mut self) {
+        self.leases = self.leases.saturating_add(1);
+    }
+
+    const fn unhold(&mut self) {
+        self.leases = self.leases.saturating_sub(1);
+    }
+
+    fn wait(&mut self, tokens: Tokens) {
+        self.waiting = self.waiting.saturating_add(1);
+        self.waiting_tokens = self.waiting_tokens.saturating_add(u128::from(tokens.get()));
+    }
+
+    fn unwait(&mut self, tokens: Tokens) {
+        self.waiting = self.waiting.saturating_sub(1);
+        self.waiting_tokens = self.waiting_tokens.saturating_sub(u128::from(tokens.get()));
+    }
+
+    pub(crate) fn load(self) -> Load {
+        Load {
+            leases: self.leases,
+            waiting: self.waiting,
+            waiting_tokens: Tokens::clamped(self.waiting_tokens),
+        }
+    }
+}
+
 /// Tickets and closes with their indexes, starts, epochs and counters.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
@@ -117,6 +155,8 @@ pub(crate) struct State {
     /// Waiters by first enqueue: the max-wait clock (TIC3).
     pub(crate) clocks: BTreeSet<(Timestamp, RowNo)>,
     pub(crate) ledger: Ledger,
+    /// By [`Scope`]: what stands in ledger and queue, so that no reader counts rows.
+    pub(crate) loads: [LoadSum; Scope::ALL.len()],
     /// Ended tickets in the order in which they are forgotten.
     finished: BTreeSet<(Timestamp, RowNo)>,
     pub(crate) closes: Closes,
@@ -146,6 +186,7 @@ impl State {
             queue: Queue::default(),
             clocks: BTreeSet::new(),
             ledger: Ledger::default(),
+            loads: Default::default(),
             finished: BTreeSet::new(),
             closes: Closes::new(),
             sessions: Sessions::new(seed),
@@ -214,18 +255,17 @@ impl State {
         if let Some(issue) = ticket.issue() {
             self.next_issue = self.next_issue.max(issue.0.saturating_add(1));
         }
-        let reservation = ticket
-            .asked
-            .as_ref()
-            .map_or(Tokens::ZERO, |asked| asked.terms.reservation);
+        let reservation = reservation(&ticket);
         match &ticket.stage {
             Stage::Waiting { since } => {
                 self.queue.insert(row, reservation);
                 self.clocks.insert((*since, row));
+                self.load_mut(&ticket).wait(reservation);
             }
             Stage::Held(lease) => {
                 self.ledger
                     .charge(lease.id.issue, row, reservation, lease.ends_at);
+                self.load_mut(&ticket).hold();
                 if let Some(request_id) = request_id(&ticket) {
                     self.request_ids.insert((request_id.clone(), row));
                 }
@@ -246,9 +286,11 @@ impl State {
             Stage::Waiting { since } => {
                 self.queue.remove(ticket.row);
                 self.clocks.remove(&(*since, ticket.row));
+                self.load_mut(ticket).unwait(reservation(ticket));
             }
             Stage::Held(lease) => {
                 self.ledger.settle(lease.id.issue);
+                self.load_mut(ticket).unhold();
                 if let Some(request_id) = request_id(ticket) {
                     self.request_ids.remove(&(request_id.clone(), ticket.row));
                 }
@@ -259,6 +301,14 @@ impl State {
                     self.ended.remove(&lease.issue);
                 }
             }
+        }
+    }
+
+    const fn load_mut(&mut self, ticket: &Ticket) -> &mut LoadSum {
+        let [train, eval] = &mut self.loads;
+        match &ticket.asked {
+            Some(asked) if matches!(asked.terms.scope, Scope::Eval) => eval,
+            Some(_) | None => train,
         }
     }
 
@@ -396,6 +446,11 @@ impl State {
         found.sort_unstable_by_key(|ticket| ticket.row);
         found.into_iter().cloned().collect()
     }
+}
+
+fn reservation(ticket: &Ticket) -> Tokens {
+    let asked = ticket.asked.as_ref();
+    asked.map_or(Tokens::ZERO, |asked| asked.terms.reservation)
 }
 
 fn request_id(ticket: &Ticket) -> Option<&Label> {

@@ -265,6 +265,18 @@ impl Tally {
         sum
     }
 
+    /// This tally, which was stored, with the admits of the present one: those of a stored tally hold
+    /// grants on their way, which may yet be taken back.
+    pub(crate) fn with_admits_from(&self, present: &Self) -> Self {
+        let mut steady = self.clone();
+        for (own, other) in steady.scopes.iter_mut().zip(&present.scopes) {
+            own.admit = other.admit;
+        }
+        steady.granted_after_wait = present.granted_after_wait;
+        steady.waited_millis = present.waited_millis;
+        steady
+    }
+
     pub(crate) fn wait(&mut self, scope: Scope, reason: WaitReason) {
         bump(
             &mut self.scope_mut(scope).wait,

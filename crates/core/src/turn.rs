@@ -14,6 +14,7 @@ use crate::effect::{
     AcquireRefused, Answer, CancelOutcome, Effect, LeaseGone, Outcome, ReleaseOutcome, Reply, Tag,
     Watched,
 };
+use crate::event::{Event, QueueEnd};
 use crate::ids::{CloseNo, Issue, LeaseId, RowNo, Seq, TicketId};
 use crate::machine::{Machine, is_remembered_in_memory_only};
 use crate::policy::Policy;
@@ -32,6 +33,7 @@ pub struct Turn {
     pub(crate) now: Timestamp,
     pub(crate) records: Vec<Record>,
     pub(crate) effects: Vec<Effect>,
+    pub(crate) events: Vec<Event>,
     /// Calls that end with this turn: answered once the queue has moved (TIC2).
     pub(crate) leaving: Vec<Leaving>,
     /// Grants that an acquire of this turn claimed.
@@ -69,6 +71,7 @@ impl Turn {
             now,
             records: Vec::new(),
             effects: Vec::new(),
+            events: Vec::new(),
             leaving: Vec::new(),
             claimed: Vec::new(),
             dirty_closes: BTreeSet::new(),
@@ -305,6 +308,10 @@ impl Turn {
             .situation(reservation)
             .decide(request, judged_at);
         self.note_size(reservation);
+        self.events.push(Event::Asked {
+            scope: acquire.scope,
+            reservation,
+        });
         let session_reopened = self.use_session(&acquire.session, &acquire.ticket);
         let stays = acquire.stays;
         let row = RowNo(self.machine.state.next_row);
@@ -356,6 +363,7 @@ impl Turn {
             }
             Decision::Bypass(reason) => {
                 self.machine.state.tally.bypass(acquire.scope, reason);
+                self.left_queue(QueueEnd::Bypass, since.map(|since| self.now.since(since)));
                 let bypassed = Ticket {
                     stage: Stage::Ended(Ended {
                         at: self.now,
@@ -572,7 +580,14 @@ impl Turn {
         if let Some((scope, waited)) = granted(ticket) {
             self.machine.in_flight.unadmit(scope, waited);
             self.machine.state.tally.admit(scope, waited);
+            self.left_queue(QueueEnd::Admit, waited);
         }
+    }
+
+    /// A ticket was counted that had waited, or had not.
+    pub(crate) fn left_queue(&mut self, outcome: QueueEnd, waited: Option<Span>) {
+        let event = waited.map(|waited| Event::LeftQueue { outcome, waited });
+        self.events.extend(event);
     }
 
     fn watch(&mut self, tag: Tag, tickets: Vec<TicketId>) {
@@ -684,11 +699,13 @@ impl Turn {
                     | EndHow::TakenBack => CancelledHow::TakenBack,
                 };
                 self.machine.state.tally.cancelled(scope, cancelled);
+                self.left_queue(QueueEnd::Cancelled, waited);
                 let moment = self.machine.moment();
                 let waited = waited.unwrap_or(Span::ZERO);
                 self.note_decision(&ticket, waited, Decided::Cancelled(cancelled), moment);
             } else if let Some(end) = lease_end(how) {
                 self.machine.state.tally.lease_ended(end);
+                self.lease_ended(&ticket, lease, end);
             }
         }
         let ended = Ended {
@@ -706,6 +723,20 @@ impl Turn {
             stage: Stage::Ended(ended),
             ..ticket
         });
+    }
+
+    fn lease_ended(&mut self, ticket: &Ticket, lease: &Lease, how: LeaseEnd) {
+        let held = self.now.since(lease.granted_at);
+        self.events.push(Event::LeaseEnded { how, held });
+        if how == LeaseEnd::Expired {
+            let asked = ticket.asked.as_ref();
+            self.events.push(Event::Expired {
+                lease: lease.id,
+                ticket: ticket.id.clone(),
+                session: asked.map(|asked| asked.session.clone()),
+                reservation: asked.map_or(Tokens::ZERO, |asked| asked.terms.reservation),
+            });
+        }
     }
 
     // ---- cancel --------------------------------------------------------------------------
@@ -788,6 +819,7 @@ impl Turn {
         }
         let moment = self.machine.moment();
         let waited = self.now.since(since);
+        self.left_queue(QueueEnd::Cancelled, Some(waited));
         self.note_decision(&ticket, waited, Decided::Cancelled(counted), moment);
         let withdrawn = Ticket {
             stage: Stage::Ended(Ended {

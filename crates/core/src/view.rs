@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::capacity::{EngineView, Measure};
+use crate::decision::Scope;
 use crate::ids::{EngineId, Epoch, Seq, SessionId, TicketId};
 use crate::policy::Policy;
 use crate::reading::RouterFailure;
@@ -37,6 +38,8 @@ pub struct View {
     pub waiting: u64,
     /// Their reservations together.
     pub waiting_tokens: Tokens,
+    /// Leases and waiters of each [`Scope`].
+    pub loads: [Load; Scope::ALL.len()],
     /// First enqueue of the waiter that came first.
     pub oldest_waiter: Option<Timestamp>,
     /// Close intents that are not done.
@@ -47,16 +50,40 @@ pub struct View {
     pub engines: Arc<[EngineView]>,
     /// Counters.
     pub tally: Tally,
+    /// The same as no restart can set them back, after a kill neither: what is not stored yet is not in
+    /// it. A reader that takes a lower value for a new beginning needs these.
+    pub durable_tally: Tally,
     /// Notices of the core.
     pub notices: Vec<Notice>,
 }
 
 impl View {
+    /// Leases and waiters of one scope.
+    #[must_use]
+    pub const fn load(&self, scope: Scope) -> Load {
+        let [train, eval] = self.loads;
+        match scope {
+            Scope::Train => train,
+            Scope::Eval => eval,
+        }
+    }
+
     /// Tokens that may still be reserved; 0 while more is reserved than the ceiling (DEC4).
     #[must_use]
     pub fn available(&self) -> Tokens {
         self.measure.ceiling.saturating_sub(self.reserved)
     }
+}
+
+/// What one scope holds and waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Load {
+    /// Held leases.
+    pub leases: u64,
+    /// Waiters in line.
+    pub waiting: u64,
+    /// Their reservations together.
+    pub waiting_tokens: Tokens,
 }
 
 /// Something an operator should know.

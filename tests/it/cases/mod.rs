@@ -25,10 +25,15 @@
 //! | D01 | a start after a kill takes long | [`start`] |
 //! | D02 | a second process opens the same store | [`stores`], `process::commands::a_store_in_use_ends_with_75` |
 //! | D04 | a file that is not a store; files that only grow | [`stores`], `store::refuses_*` |
+//! | M01 to M07, M09 | gauges of engines that are repeated, per rank, idle, NaN, hard to read, empty | read: `readings::cap2_*`; shown in `/metrics`: [`metrics`]; M04 and M05 decided: `scenarios::capacity::*` |
+//! | M08 | one engine without metrics, one with a key | [`metrics`], `fleet_http::cap2_*` |
+//! | P01 | one series for each session | [`metrics`] |
+//! | P02 | counter names that end in `_total_total` | [`metrics`], with a linter: `tests/prometheus` |
 //!
 //! [`pause`] holds what the cases do not tell: a process that was stopped for a while (TIM3).
 
 mod closes;
+mod metrics;
 mod pause;
 mod queue;
 mod start;

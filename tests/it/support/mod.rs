@@ -4,4 +4,5 @@ pub mod app;
 pub mod child;
 pub mod closes;
 pub mod process;
+pub mod scrape;
 pub mod store;

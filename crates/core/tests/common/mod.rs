@@ -14,6 +14,7 @@ use kvgate_core::effect::{
     AcquireRefused, Answer, CancelOutcome, CloseReply, Effect, LeaseGone, LeaseView, Outcome,
     ReleaseOutcome, Reply, RetryRefused, SessionView, TicketView, WaitStatus, Watched,
 };
+use kvgate_core::event::Event;
 use kvgate_core::ids::{CloseId, EngineId, LeaseId, Seq, SessionId, TicketId};
 use kvgate_core::machine::{Machine, StartParams, Untold};
 use kvgate_core::memory::MemoryStore;
@@ -193,6 +194,8 @@ pub struct Gate {
     pub engines: BTreeMap<&'static str, Engine>,
     /// Decisions of the queue since they were last taken.
     pub decided: Vec<(Seq, Answer)>,
+    /// Events of the committed turns since they were last taken.
+    pub events: Vec<Event>,
     /// All numbers of changes so far, in the order of the answers.
     pub seqs: Vec<Seq>,
     /// Calls to engines since they were last taken.
@@ -215,6 +218,7 @@ impl Gate {
             router: Router::Lists,
             engines: BTreeMap::new(),
             decided: Vec::new(),
+            events: Vec::new(),
             seqs: Vec::new(),
             calls: Vec::new(),
             done: Vec::new(),
@@ -286,6 +290,7 @@ impl Gate {
 
     fn take(&mut self, committed: Committed) -> Vec<Effect> {
         self.machine = Some(committed.machine);
+        self.events.extend(committed.events);
         for effect in &committed.effects {
             match effect {
                 Effect::Decided { seq, answer } => {

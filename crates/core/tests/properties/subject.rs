@@ -10,6 +10,7 @@ use kvgate_core::close::{CloseIntent, CloseMode, CloseStage};
 use kvgate_core::command::{self, CloseRequest, Delivery};
 use kvgate_core::decision::{BypassReason, Scope, WaitReason};
 use kvgate_core::effect::{self, Effect, Reply};
+use kvgate_core::event::{Event, QueueEnd};
 use kvgate_core::ids::{Label, LeaseId, RowNo, Seq};
 use kvgate_core::machine::{Kept, Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
@@ -21,6 +22,7 @@ use kvgate_core::store::Image;
 use kvgate_core::tally::{CancelledHow, LeaseEnd, Tally};
 use kvgate_core::ticket::{Sent, Stage, Ticket};
 use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
+use kvgate_core::view::Load;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
 use crate::closing::Closing;
@@ -231,6 +233,9 @@ pub struct Subject {
     /// Since when what the store holds of a renewal or of the counters lags behind.
     renewals_lag: Option<u64>,
     counters_lag: Option<u64>,
+    /// Counters as readers that know no way back saw them last.
+    shown: BTreeMap<Counter, u64>,
+    shown_closes: Vec<u64>,
     closing: Closing,
 }
 
@@ -243,6 +248,8 @@ impl Subject {
             last_seq: Seq(0),
             renewals_lag: None,
             counters_lag: None,
+            shown: BTreeMap::new(),
+            shown_closes: Vec::new(),
             closing: Closing::default(),
         };
         let batch = Machine::restore(subject.store.image(), params(T0, 1, 1, &settings()));
@@ -256,6 +263,7 @@ impl Subject {
     }
 
     fn take(&mut self, turn: &Turn) {
+        let before = self.machine().view().tally;
         let committed = match turn.kind {
             Kind::Start => {
                 self.machine = None;
@@ -281,7 +289,11 @@ impl Subject {
                 committed
             }
         };
-        let Committed { machine, effects } = committed;
+        let Committed {
+            machine,
+            effects,
+            events,
+        } = committed;
         self.machine = Some(machine);
         self.closing.take(&effects);
         self.compare_said(turn, &effects);
@@ -289,6 +301,66 @@ impl Subject {
         self.compare_books(&turn.after);
         self.check_grants(turn, &effects);
         self.check_kept(turn, &effects);
+        self.check_shown();
+        if turn.kind != Kind::Start {
+            self.check_events(&before, &events);
+        }
+    }
+
+    /// DUR2: what readers were shown of the counters never goes back, over a crash neither.
+    fn check_shown(&mut self) {
+        let now = counters(&self.machine().view().durable_tally);
+        for (counter, before) in &self.shown {
+            if !matches!(counter, Counter::GrantedAfterWait | Counter::WaitedMillis) {
+                let after = now.get(counter).copied().unwrap_or(0);
+                assert!(
+                    *before <= after,
+                    "{counter:?} went from {before} to {after}"
+                );
+            }
+        }
+        self.shown = now;
+        let closes = |tally: &Tally| {
+            let mut counts = vec![tally.closes, tally.close_failures, tally.sessions_reopened];
+            counts.extend(tally.close_deliveries);
+            counts
+        };
+        let now = closes(&self.machine().view().durable_tally);
+        let mut pairs = self.shown_closes.iter().zip(&now);
+        assert!(pairs.all(|(before, after)| before <= after), "{now:?}");
+        self.shown_closes = now;
+    }
+
+    /// CNT1: what is measured agrees with what is counted.
+    fn check_events(&self, before: &Tally, events: &[Event]) {
+        let after = self.machine().view().tally;
+        let mut admits = (0, 0);
+        let mut ends = [0; LeaseEnd::ALL.len()];
+        let mut expired = 0;
+        for event in events {
+            match event {
+                Event::LeftQueue {
+                    outcome: QueueEnd::Admit,
+                    waited,
+                } => admits = (admits.0 + 1, admits.1 + waited.millis()),
+                Event::LeaseEnded { how, .. } => ends[*how as usize] += 1,
+                Event::Expired { .. } => expired += 1,
+                Event::Asked { .. } | Event::LeftQueue { .. } => {}
+            }
+        }
+        let counted = (
+            after.granted_after_wait - before.granted_after_wait,
+            after.waited_millis - before.waited_millis,
+        );
+        assert_eq!(admits, counted, "grants after waiting");
+        for how in LeaseEnd::ALL {
+            let counted = after.ends(how) - before.ends(how);
+            assert_eq!(ends[how as usize], counted, "{how:?}");
+        }
+        assert_eq!(
+            expired,
+            after.ends(LeaseEnd::Expired) - before.ends(LeaseEnd::Expired)
+        );
     }
 
     /// The same answers, in the same order, to the same commands.
@@ -482,6 +554,26 @@ impl Subject {
             live.queue, waiting,
             "the line is the waiting tickets in their order"
         );
+        let view = self.machine().view();
+        for scope in Scope::ALL {
+            let mut load = Load::default();
+            let of = |ticket: &&Ticket| {
+                let asked = ticket.asked.as_ref();
+                asked.is_some_and(|asked| asked.terms.scope == scope)
+            };
+            for ticket in live.tickets.iter().filter(of) {
+                match ticket.stage {
+                    Stage::Waiting { .. } => {
+                        load.waiting += 1;
+                        load.waiting_tokens =
+                            tokens(load.waiting_tokens.get() + reservation(ticket));
+                    }
+                    Stage::Held(_) => load.leases += 1,
+                    Stage::Ended(_) => {}
+                }
+            }
+            assert_eq!(view.load(scope), load, "{scope:?}");
+        }
         let names: BTreeSet<_> = live.tickets.iter().map(|ticket| &ticket.id).collect();
         assert_eq!(names.len(), live.tickets.len(), "no ticket in two places");
         assert!(names.iter().all(|name| all_tickets().contains(*name)));

@@ -21,6 +21,7 @@ mod failing;
 mod fleet;
 mod ids;
 mod leases;
+mod measured;
 mod reports;
 mod sessions;
 mod tickets;
