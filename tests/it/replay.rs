@@ -77,6 +77,9 @@ fn settings() -> Settings {
         grace: 1_000,
         max_waiting: 60,
         stale_after: 6_000,
+        closes: false,
+        join_timeout: None,
+        idle_close: None,
     }
 }
 

@@ -51,6 +51,10 @@ struct Member {
     /// It was away since the counters were last compared (CAP8).
     was_absent: bool,
     last_incarnation: Option<(Timestamp, BTreeSet<Sign>)>,
+    /// The last sign that the KV of an incarnation is gone.
+    restarted_by: Option<(Timestamp, Sign)>,
+    /// The begin of the last reading that it did not answer.
+    silent_at: Option<Timestamp>,
 }
 
 /// What shows that an engine is a new incarnation (CAP8).
@@ -222,17 +226,23 @@ impl Fleet {
         self.members.contains_key(engine)
     }
 
+    /// Whether an engine speaks the calls of the lifecycle at all: vLLM and gRPC have neither close nor
+    /// abort. An SGLang that has no session close yet may well abort.
+    pub(crate) fn takes_calls(&self, engine: &EngineId) -> bool {
+        let member = self.members.get(engine);
+        let reading = member.and_then(|member| member.reading.as_ref());
+        !engine.is_grpc() && reading.is_none_or(|(_, reading)| reading.kind != EngineKind::Vllm)
+    }
+
     /// Whether an engine has a session close, as far as is known (CLO5).
     pub(crate) fn close_support(&self, engine: &EngineId, now: Timestamp) -> Support {
-        if engine.is_grpc() {
+        if !self.takes_calls(engine) {
             return Support::Absent;
         }
         let Some(member) = self.members.get(engine) else {
             return Support::Assumed;
         };
-        let kind = member.reading.as_ref().map(|(_, reading)| reading.kind);
         match member.row.unsupported_at {
-            _ if kind == Some(EngineKind::Vllm) => Support::Absent,
             None => Support::Assumed,
             Some(at) if now.reached(at.after(UNSUPPORTED_TRIED_EVERY)) => Support::TriedAgain,
             Some(_) => Support::Absent,
@@ -302,25 +312,35 @@ impl Fleet {
         };
         let mut signs = BTreeSet::new();
         self.apply_members(round.router, now, first_set, &mut epochs, &mut signs);
+        // What a round saw was so at its begin or later.
+        let began_at = round.began_at.min(now);
         let mut answered = Vec::new();
         let mut restarted = Vec::new();
         for (id, result) in round.readings {
             if let Some(member) = self.members.get_mut(&id) {
-                if result.is_ok() {
-                    answered.push(id.clone());
+                match &result {
+                    Ok(_) => answered.push(id.clone()),
+                    Err(ReadFailure::Timeout | ReadFailure::Refused) => {
+                        member.silent_at = Some(began_at);
+                    }
+                    Err(_) => {}
                 }
                 let seen_at = member.counters_at;
+                let has_counters = matches!(&result, Ok(reading) if reading.counters.is_some());
+                if has_counters {
+                    member.counters_at = Some(began_at);
+                }
                 if member.take_reading(result, now, policy) {
-                    restarted.push(member.restarted(seen_at));
+                    restarted.extend(member.restarted(Sign::Counters, seen_at, now));
                     signs.insert((id, Sign::Counters));
                 }
             }
         }
         for (id, mark) in round.start_marks {
             if let Some(member) = self.members.get_mut(&id) {
-                let seen_at = member.mark_at;
-                if member.take_start_mark(mark, now) {
-                    restarted.push(member.restarted(seen_at));
+                let seen_at = member.mark_at.replace(began_at);
+                if member.take_start_mark(mark) {
+                    restarted.extend(member.restarted(Sign::StartTime, seen_at, now));
                     signs.insert((id, Sign::StartTime));
                 }
             }
@@ -580,21 +600,33 @@ impl Member {
             counters: None,
             was_absent: false,
             last_incarnation: None,
+            restarted_by: None,
+            silent_at: None,
         }
     }
 
-    /// A new incarnation may have what the old one had not.
-    fn restarted(&mut self, seen_at: Option<Timestamp>) -> Restarted {
+    /// A sign of a new incarnation, unless it is a later sign of one that is known: what was closed in
+    /// between may be held by that one. A new incarnation may have what the old one had not.
+    fn restarted(
+        &mut self,
+        sign: Sign,
+        seen_at: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Option<Restarted> {
+        if let Some((at, other)) = self.restarted_by
+            && other != sign
+            && at < now
+            && now.since(at) <= INCARNATION_SIGNS_WITHIN
+        {
+            return None;
+        }
+        self.restarted_by = Some((now, sign));
         self.row.forget_refusals();
-        let silent_at = self.failure.and_then(|(at, failure)| {
-            let silent = matches!(failure, ReadFailure::Timeout | ReadFailure::Refused);
-            silent.then_some(at)
-        });
-        Restarted {
+        Some(Restarted {
             engine: self.row.id.clone(),
             seen_at,
-            silent_at,
-        }
+            silent_at: self.silent_at,
+        })
     }
 
     fn call_healthy(&mut self) {
@@ -650,7 +682,6 @@ impl Member {
                     counters.prompt < last.prompt || counters.generation < last.generation
                 });
             self.was_absent = false;
-            self.counters_at = Some(now);
             self.counters = Some(counters);
         }
         self.row.capacity = Some(reading.capacity);
@@ -669,8 +700,7 @@ impl Member {
     }
 
     /// True when it differs from the one known before.
-    fn take_start_mark(&mut self, mark: StartMark, now: Timestamp) -> bool {
-        self.mark_at = Some(now);
+    fn take_start_mark(&mut self, mark: StartMark) -> bool {
         let changed = self.row.start_mark.is_some_and(|known| known != mark);
         self.row.start_mark = Some(mark);
         changed

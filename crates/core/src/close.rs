@@ -202,14 +202,15 @@ impl CloseIntent {
     }
 
     /// Whether a finished one counts as failed (CLO9). One that never found an engine does too, unless
-    /// it became needless (CLO2).
+    /// a newer use of the session made it needless before (CLO2, CLO8).
     #[must_use]
     pub fn has_failed(&self) -> bool {
         let failed = TargetState::ENDS
             .iter()
             .any(|state| state.is_failure() && self.count(*state) > 0);
-        let found_none = self.counts.iter().all(|count| *count == 0) && self.reopened.is_none();
-        self.is_done() && (failed || found_none)
+        let found_none = self.counts.iter().all(|count| *count == 0);
+        let needless = self.reopened.is_some() && !self.failure_counted;
+        self.is_done() && (failed || (found_none && !needless))
     }
 
     /// Counts the engines and keeps only the exceptions (section 9).

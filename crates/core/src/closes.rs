@@ -76,6 +76,10 @@ impl Closes {
         self.rows.range(..=highest).rev().map(|(_, close)| close)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Intents that are not done.
     pub(crate) fn open(&self) -> usize {
         self.rows.len().saturating_sub(self.finished.len())

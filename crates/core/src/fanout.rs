@@ -45,6 +45,7 @@ pub(crate) struct Call {
     pub(crate) job: Job,
     /// It finds out whether an engine that is away is back; it uses up no attempt.
     pub(crate) probe: bool,
+    pub(crate) began_at: Timestamp,
 }
 
 /// An engine that does not answer.
@@ -61,11 +62,11 @@ struct Lane {
     later: BTreeSet<(Timestamp, Job)>,
     /// Attempts used up by aborts; those of closes stand with their intents.
     abort_attempts: BTreeMap<Job, u32>,
-    in_flight: usize,
+    in_flight: BTreeSet<Job>,
     /// Transport failures in a row.
     failures: u32,
     away: Option<Away>,
-    /// Its last transport failure.
+    /// The begin of the last call that it did not answer.
     down_at: Option<Timestamp>,
 }
 
@@ -98,6 +99,8 @@ pub(crate) struct Fanout {
     refusals: BTreeMap<(EngineId, bool), Refusal>,
     /// The next time at which a lane moves by itself; `None` when it must be worked out.
     due: Option<Option<Timestamp>>,
+    /// The lane that gave the last call: those before it have none to give.
+    giving: Option<EngineId>,
 }
 
 impl Fanout {
@@ -114,6 +117,18 @@ impl Fanout {
             reopened: BTreeMap::new(),
             refusals: BTreeMap::new(),
             due: None,
+            giving: None,
+        }
+    }
+
+    /// What waits in the lanes is filled in anew, from the intents; calls under way stay. Deadlines
+    /// leave them some time from here.
+    pub(crate) fn resume(&mut self, now: Timestamp) {
+        self.resumed_at = now;
+        self.due = None;
+        for lane in self.lanes.values_mut() {
+            lane.ready.clear();
+            lane.later.clear();
         }
     }
 
@@ -154,7 +169,9 @@ impl Fanout {
     pub(crate) fn push(&mut self, engine: &EngineId, job: Job) {
         self.due = None;
         let lane = self.lanes.entry(engine.clone()).or_default();
-        lane.ready.insert(job);
+        if !lane.in_flight.contains(&job) {
+            lane.ready.insert(job);
+        }
     }
 
     /// The next call that may go out; the engine and the job leave their lane. A job that has lost
@@ -165,22 +182,51 @@ impl Fanout {
         {
             return None;
         }
-        for (engine, lane) in &mut self.lanes {
-            if let Some((job, probe)) = lane.take_due(now) {
-                return Some((engine.clone(), job, probe));
-            }
+        // Once through the lanes from the one that gave the last, so that a turn with many calls does
+        // not look at each lane for each call.
+        if let Some(from) = self.giving.take()
+            && let Some(given) = Self::first_due(self.lanes.range_mut(from..), now)
+        {
+            self.giving = Some(given.0.clone());
+            return Some(given);
+        }
+        if let Some(given) = Self::first_due(self.lanes.iter_mut(), now) {
+            self.giving = Some(given.0.clone());
+            return Some(given);
         }
         self.due = Some(self.lanes.values().filter_map(Lane::due).min());
         None
     }
 
+    fn first_due<'a>(
+        mut lanes: impl Iterator<Item = (&'a EngineId, &'a mut Lane)>,
+        now: Timestamp,
+    ) -> Option<(EngineId, Job, bool)> {
+        lanes.find_map(|(engine, lane)| {
+            let (job, probe) = lane.take_due(now)?;
+            Some((engine.clone(), job, probe))
+        })
+    }
+
     /// A call goes out.
-    pub(crate) fn begin(&mut self, engine: EngineId, job: Job, probe: bool) -> CallId {
+    pub(crate) fn begin(
+        &mut self,
+        engine: EngineId,
+        job: Job,
+        probe: bool,
+        now: Timestamp,
+    ) -> CallId {
         let number = self.next_call;
         self.next_call = self.next_call.saturating_add(1);
         let lane = self.lanes.entry(engine.clone()).or_default();
-        lane.in_flight = lane.in_flight.saturating_add(1);
-        self.calls.insert(number, Call { engine, job, probe });
+        lane.in_flight.insert(job.clone());
+        let call = Call {
+            engine,
+            job,
+            probe,
+            began_at: now,
+        };
+        self.calls.insert(number, call);
         CallId {
             term: self.term,
             number,
@@ -195,7 +241,7 @@ impl Fanout {
         let call = self.calls.remove(&id.number)?;
         self.due = None;
         if let Some(lane) = self.lanes.get_mut(&call.engine) {
-            lane.in_flight = lane.in_flight.saturating_sub(1);
+            lane.in_flight.remove(&call.job);
         }
         Some(call)
     }
@@ -214,7 +260,7 @@ impl Fanout {
             return;
         };
         lane.failures = lane.failures.saturating_add(1);
-        lane.down_at = Some(now);
+        lane.down_at = lane.down_at.max(Some(call.began_at));
         match &mut lane.away {
             Some(away) if call.probe => {
                 away.delay = doubled(away.delay, RETRY_MAX);
@@ -244,7 +290,7 @@ impl Fanout {
         }
     }
 
-    /// The engine's last transport failure.
+    /// The begin of the last call that the engine did not answer: it may be back since.
     pub(crate) fn down_at(&self, engine: &EngineId) -> Option<Timestamp> {
         self.lanes.get(engine)?.down_at
     }
@@ -359,12 +405,12 @@ impl Fanout {
 impl Lane {
     fn take_due(&mut self, now: Timestamp) -> Option<(Job, bool)> {
         if let Some(away) = self.away {
-            if self.in_flight > 0 || !now.reached(away.next_probe) {
+            if !self.in_flight.is_empty() || !now.reached(away.next_probe) {
                 return None;
             }
             return self.ready.pop_first().map(|job| (job, true));
         }
-        if self.in_flight >= CALLS_PER_ENGINE_MAX {
+        if self.in_flight.len() >= CALLS_PER_ENGINE_MAX {
             return None;
         }
         while let Some((at, _)) = self.later.first()
@@ -380,10 +426,10 @@ impl Lane {
     /// When a call may go out by the passing of time alone.
     fn due(&self) -> Option<Timestamp> {
         if let Some(away) = self.away {
-            let waits = self.in_flight == 0 && !self.ready.is_empty();
+            let waits = self.in_flight.is_empty() && !self.ready.is_empty();
             return waits.then_some(away.next_probe);
         }
-        if self.in_flight >= CALLS_PER_ENGINE_MAX {
+        if self.in_flight.len() >= CALLS_PER_ENGINE_MAX {
             return None;
         }
         if !self.ready.is_empty() {
@@ -393,7 +439,7 @@ impl Lane {
     }
 
     fn is_empty(&self) -> bool {
-        self.ready.is_empty() && self.later.is_empty() && self.in_flight == 0
+        self.ready.is_empty() && self.later.is_empty() && self.in_flight.is_empty()
     }
 }
 

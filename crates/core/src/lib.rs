@@ -16,6 +16,7 @@ mod closes;
 pub mod command;
 mod decide;
 pub mod decision;
+mod delivery;
 pub mod effect;
 mod fanout;
 pub mod ids;

@@ -167,9 +167,8 @@ impl Machine {
             turn.take_for_untold(*lease, grace_ends);
         }
         turn.resume_closes();
-        if turn.machine.idle_close().is_none() {
-            turn.machine.state.sessions.drop_stored();
-        }
+        let closes_idle = turn.machine.idle_close().is_some();
+        turn.machine.state.sessions.close_idle(closes_idle);
         turn.finish()
     }
 
@@ -237,10 +236,9 @@ impl Machine {
 
     /// Whether something waits to ride along with a batch (section 9).
     pub(crate) fn has_riders(&self) -> bool {
-        let sessions = &self.state.sessions;
         !self.forgotten.is_empty()
             || !self.forgotten_closes.is_empty()
-            || sessions.has_unsaved(self.idle_close().is_some())
+            || self.state.sessions.has_unsaved()
     }
 
     /// Counters as a restart must find them: it will count every unclaimed grant as an admit.

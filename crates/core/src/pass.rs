@@ -296,13 +296,11 @@ impl Turn {
             let forgotten = core::mem::take(&mut machine.forgotten_closes);
             self.records
                 .extend(forgotten.into_iter().map(Record::CloseForgotten));
-            if machine.idle_close().is_some() {
-                let uses = machine.state.sessions.take_unsaved().into_iter();
-                self.records
-                    .extend(uses.map(|(session, used)| Record::SessionUsed(session, used)));
-            }
             let dropped = machine.state.sessions.take_dropped().into_iter();
             self.records.extend(dropped.map(Record::SessionForgotten));
+            let uses = machine.state.sessions.take_unsaved().into_iter();
+            self.records
+                .extend(uses.map(|(session, used)| Record::SessionUsed(session, used)));
             if renewals_due {
                 let rows: Vec<RowNo> = core::mem::take(&mut machine.renewed).into_iter().collect();
                 machine.renewed_since = None;

@@ -166,38 +166,46 @@ impl Machine {
     }
 
     pub(crate) fn read_session(&self, id: &SessionId) -> Option<SessionView> {
-        let (number, session) = self.state.sessions.get(id)?;
-        Some(self.session_view(number, session))
+        let session = self.state.sessions.get(id)?;
+        Some(self.session_view(id, session))
     }
 
-    fn session_view(&self, number: SessionNo, session: &Session) -> SessionView {
+    fn session_view(&self, id: &SessionId, session: &Session) -> SessionView {
         let leases = session.held.iter().take(SLICE_MAX);
         let waiting = session.waiting.iter().take(SLICE_MAX);
         let closes = session.closes.iter().rev().take(SLICE_MAX);
         SessionView {
-            number,
-            id: session.id.clone(),
+            number: session.number,
+            id: id.clone(),
             last_use: session.last_use,
             leases: leases
-                .filter_map(|row| lease_view(self.state.row(*row)?))
+                .filter_map(|row| lease_view(self.state.row(row)?))
                 .collect(),
-            waiting: waiting.filter_map(|row| self.waiter_view(*row)).collect(),
+            waiting: waiting.filter_map(|row| self.waiter_view(row)).collect(),
             closes: closes
                 .filter_map(|close| self.state.closes.get(*close).cloned())
                 .collect(),
         }
     }
 
+    /// Sessions with what belongs to them: a page ends early when that is much.
     pub(crate) fn list_sessions(&self, slice: Slice<SessionNo>) -> Page<SessionView> {
-        let mut looked_at = self.state.sessions.from(slice.from);
-        let items = looked_at
-            .by_ref()
-            .take(slice.rows.min(SLICE_MAX))
-            .map(|(number, session)| self.session_view(number, session))
-            .collect();
+        let mut looked_at = self.state.sessions.from(slice.from).peekable();
+        let mut items: Vec<SessionView> = Vec::new();
+        let mut rows: usize = 0;
+        while items.len() < slice.rows.min(SLICE_MAX)
+            && rows < SLICE_MAX
+            && let Some((id, session)) = looked_at.next()
+        {
+            let view = self.session_view(id, session);
+            for more in [view.leases.len(), view.waiting.len(), view.closes.len()] {
+                rows = rows.saturating_add(more);
+            }
+            items.push(view);
+        }
         Page {
             items,
-            more: looked_at.next().is_some(),
+            more: looked_at.peek().is_some(),
         }
     }
 

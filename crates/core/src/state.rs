@@ -149,7 +149,7 @@ impl State {
             request_ids: BTreeSet::new(),
         };
         for (session, used) in &image.sessions {
-            state.sessions.restore_use(session, *used);
+            state.sessions.restore_use(session, *used, image.now);
         }
         for ticket in image.tickets {
             state.put(ticket);
@@ -191,8 +191,9 @@ impl State {
     /// Turns a ticket's row over.
     pub(crate) fn put(&mut self, ticket: Ticket) {
         let row = ticket.row;
-        if let Some(old) = self.rows.remove(&row) {
-            self.unindex(&old);
+        let former = self.rows.remove(&row);
+        if let Some(former) = &former {
+            self.unindex(former);
         }
         self.by_ticket.insert(ticket.id.clone(), row);
         self.next_row = self.next_row.max(row.0.saturating_add(1));
@@ -222,7 +223,7 @@ impl State {
                 }
             }
         }
-        self.sessions.ticket_put(&ticket);
+        self.sessions.ticket_put(former.as_ref(), &ticket);
         self.rows.insert(row, ticket);
     }
 
@@ -245,12 +246,12 @@ impl State {
                 }
             }
         }
-        self.sessions.ticket_left(ticket);
     }
 
     pub(crate) fn remove(&mut self, row: RowNo) {
         if let Some(ticket) = self.rows.remove(&row) {
             self.unindex(&ticket);
+            self.sessions.ticket_left(&ticket);
             if self.by_ticket.get(&ticket.id) == Some(&row) {
                 self.by_ticket.remove(&ticket.id);
             }
@@ -281,12 +282,18 @@ impl State {
 
     /// The newest close of a session that is remembered.
     pub(crate) fn newest_close(&self, session: &SessionId) -> Option<&CloseIntent> {
-        let (_, session) = self.sessions.get(session)?;
+        if self.closes.is_empty() {
+            return None;
+        }
+        let session = self.sessions.get(session)?;
         self.closes.get(*session.closes.last()?)
     }
 
     /// The close of a session that is not done.
     pub(crate) fn open_close(&self, session: &SessionId) -> Option<&CloseIntent> {
+        if self.closes.open() == 0 {
+            return None;
+        }
         self.newest_close(session).filter(|close| !close.is_done())
     }
 

@@ -651,14 +651,13 @@ impl Turn {
             waited: lease.waited.unwrap_or(Span::ZERO),
             epoch: lease.epoch,
         };
-        let session = ticket.asked.as_ref().map(|asked| asked.session.clone());
+        if let Some(asked) = &ticket.asked {
+            self.lease_leaves(&asked.session);
+        }
         self.turn_over(Ticket {
             stage: Stage::Ended(ended),
             ..ticket
         });
-        if let Some(session) = session {
-            self.lease_left(&session);
-        }
     }
 
     // ---- cancel --------------------------------------------------------------------------
@@ -762,15 +761,9 @@ impl Turn {
     // ---- settings ------------------------------------------------------------------------
 
     fn configure(&mut self, tag: Tag, policy: Policy) {
-        let resumed = policy.session_lifecycle && !self.machine.policy.session_lifecycle;
-        self.machine.policy = Arc::new(policy);
+        let former = core::mem::replace(&mut self.machine.policy, Arc::new(policy));
         self.remeasure();
-        if resumed {
-            self.resume_closes();
-        }
-        if self.machine.idle_close().is_none() {
-            self.machine.state.sessions.drop_stored();
-        }
+        self.closes_configured(&former);
         self.reply(tag, None, Reply::Done);
     }
 
