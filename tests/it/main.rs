@@ -16,6 +16,7 @@ mod api_failing;
 mod api_security;
 mod bounds;
 mod cases;
+mod client;
 mod closer;
 mod durable;
 mod fleet_http;

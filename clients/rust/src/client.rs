@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvgate_api::{
-    AcquireRequest, BatchOperation, CloseMode, CloseOperation, EndedAs, RenewOperation, State,
+    AcquireRequest, BatchOperation, CloseMode, CloseOperation, CloseRequest, EndedAs,
+    RenewOperation, State,
 };
 use serde_json::json;
 use tokio::runtime::Handle;
@@ -28,6 +29,9 @@ use crate::room::{News, Room, Seat};
 use crate::session::Session;
 use crate::turns::{Awaited, BACKGROUND_LANES, LANES, Tracked, Turns};
 use crate::wire::{Call, Reply, Trouble, Wire, segment};
+
+/// The gate's own bound of a close's `wait_s`.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A gate. Clones share everything; one object serves a whole process.
 #[derive(Clone)]
@@ -119,6 +123,28 @@ impl Gate {
         self.inner.close(session_id, mode, EndedAs::Terminal)
     }
 
+    /// The same, and waits for the end of the close, but not longer than this (the gate takes up to 60 s).
+    pub async fn close_session_within(
+        &self,
+        session_id: &str,
+        mode: CloseMode,
+        time: Duration,
+    ) -> Close {
+        let close = self.close_session(session_id, mode).await;
+        if !matches!(close.status, CloseStatus::Joining | CloseStatus::Delivering) {
+            return close;
+        }
+        let wait = time.min(CLOSE_WAIT_MAX);
+        let (session, wait_s) = (segment(session_id), wait.as_secs_f64());
+        let path = format!("/v1/sessions/{session}/close?wait_s={wait_s}");
+        // A close that runs is joined.
+        let body = CloseRequest { mode, reason: None };
+        let reply = self.ask_within(Call::post(path, &body), wait).await;
+        reply
+            .good()
+            .map_or(close, |body| Close::read(body, session_id))
+    }
+
     /// The `agentic_kv/...` values since this run's last step; the same step again gives the same report. None when the
     /// gate has none to give. Without a `run` it is that of the configuration. One process of a run should report.
     pub async fn report(&self, run: Option<&str>, step: u64) -> Option<StepReport> {
@@ -158,12 +184,17 @@ impl Gate {
     }
 
     async fn ask(&self, call: Call) -> Reply {
+        self.ask_within(call, Duration::ZERO).await
+    }
+
+    /// A call that the gate may keep open for this long.
+    async fn ask_within(&self, call: Call, open: Duration) -> Reply {
         let shared = Arc::clone(&self.inner.shared);
         if !shared.breaker.allows(Instant::now(), &shared.dice) {
             return Reply::Silent(Trouble::Refused);
         }
         let asking = async move {
-            let ends_at = Instant::now() + shared.config.call_timeout;
+            let ends_at = Instant::now() + open + shared.config.call_timeout;
             let reply = shared.wire.call(&call, ends_at).await;
             shared.note(&reply, 1);
             reply
@@ -236,7 +267,7 @@ impl Inner {
         }));
         async move {
             match delivery.await {
-                Some(reply) if !reply.fails_over() => match reply.good() {
+                Some(reply) if reply.is_final() => match reply.good() {
                     Some(body) => Close::read(body, &session_id),
                     None => Close::without_answer(&session_id, CloseStatus::Refused),
                 },

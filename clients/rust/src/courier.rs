@@ -109,7 +109,7 @@ impl Parcel {
                 let _ = first.send(reply.clone());
             }
             let may_wait = *self.courier.owed.borrow() <= PARCELS_MAX;
-            if !reply.fails_over() || !may_wait || Instant::now() >= gives_up_at {
+            if reply.is_final() || !may_wait || Instant::now() >= gives_up_at {
                 self.settle(&reply);
                 return;
             }
@@ -120,7 +120,7 @@ impl Parcel {
     fn settle(&self, reply: &Reply) {
         let warnings = &self.courier.shared.warnings;
         let name = name_of(&self.operation);
-        if reply.fails_over() {
+        if !reply.is_final() {
             warnings.warn(
                 "undelivered",
                 format_args!("a {name} could not be delivered: {reply}; it is left to the TTL"),

@@ -229,7 +229,10 @@ impl Room {
             }
             pause.reset();
             let Some(body) = reply.good() else {
-                self.unshare(&reply);
+                if matches!(reply.status(), Some(404 | 405)) {
+                    self.unshare(&reply);
+                }
+                // Each asks by itself, and hears whether that is refused as well.
                 for seat in &seats {
                     seat.tell(News::Unknown);
                 }
@@ -245,7 +248,7 @@ impl Room {
         }
     }
 
-    /// What refuses one shared call refuses the next as well.
+    /// Where one shared call leads nowhere, the next does as well.
     fn unshare(&self, reply: &Reply) {
         self.is_unshared.store(true, Ordering::Release);
         self.shared.warnings.warn(

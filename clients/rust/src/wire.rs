@@ -81,6 +81,14 @@ impl Reply {
             .is_some_and(|status| (400..500).contains(&status))
     }
 
+    /// The gate takes the call, or refuses it for good. What refuses a caller as such (a token, a host, a proxy on the
+    /// way) says nothing of the call: once that is mended, the same call is taken.
+    pub fn is_final(&self) -> bool {
+        const OF_CALLER: [&str; 4] = ["", "unauthorized", "forbidden", "host_not_allowed"];
+        let is_of_call = self.is_refusal() && !OF_CALLER.contains(&self.code());
+        self.good().is_some() || (is_of_call && !self.fails_over())
+    }
+
     /// Code of a problem, empty without one.
     pub fn code(&self) -> &str {
         match self {
@@ -261,6 +269,23 @@ mod tests {
     fn an_id_is_one_segment() {
         assert_eq!(segment("a/b%c d?é"), "a%2Fb%25c%20d%3F%C3%A9");
         assert_eq!(segment("A-z_0.9~"), "A-z_0.9~");
+    }
+
+    #[test]
+    fn what_refuses_the_caller_is_not_final() {
+        assert!(read(200, b"{}").is_final());
+        assert!(read(410, br#"{"code": "lease_expired"}"#).is_final());
+        for (status, body) in [
+            (401, r#"{"code": "unauthorized"}"#),
+            (403, "<html>"),
+            (404, "{}"),
+            (421, r#"{"code": "host_not_allowed"}"#),
+            (429, r#"{"code": "too_many"}"#),
+            (503, r#"{"code": "draining"}"#),
+        ] {
+            assert!(!read(status, body.as_bytes()).is_final(), "{status} {body}");
+        }
+        assert!(!Reply::Silent(Trouble::Cut).is_final());
     }
 
     #[test]

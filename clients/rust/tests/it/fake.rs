@@ -26,6 +26,8 @@ pub enum Behaviour {
     Hang,
     /// Calls have their effect and are never answered.
     Mute,
+    /// Calls have their effect after so long, and are answered then.
+    Slow(Duration),
     /// The connection ends.
     Cut,
     /// What comes is no HTTP.
@@ -233,7 +235,7 @@ impl Book {
         (200, json!({"outcome": "withdrawn"}))
     }
 
-    fn close(&mut self, session: &str, body: &Value) -> (u16, Value) {
+    fn close(&mut self, session: &str, body: &Value, waits: bool) -> (u16, Value) {
         let word = |name: &str| body[name].as_str().unwrap_or_default().to_owned();
         self.closes
             .push((session.to_owned(), word("mode"), word("reason")));
@@ -247,9 +249,10 @@ impl Book {
         let engine = json!({
             "url": "http://engine", "state": "pending", "attempts": 0, "last_status": null, "last_error": null,
         });
+        let state = if waits { "done" } else { "delivering" };
         (
             202,
-            json!({"close_id": "c-1", "session_id": session, "state": "delivering", "engines": [engine]}),
+            json!({"close_id": "c-1", "session_id": session, "state": state, "engines": [engine]}),
         )
     }
 
@@ -260,7 +263,7 @@ impl Book {
             "release" => self.release(&id("lease_id"), body),
             "renew" => self.renew(&id("lease_id"), body),
             "cancel" => self.cancel(&id("ticket_id")),
-            "close" => self.close(&id("session_id"), body),
+            "close" => self.close(&id("session_id"), body, false),
             other => panic!("no operation {other}"),
         }
     }
@@ -440,6 +443,11 @@ async fn connection(stream: TcpStream, world: Arc<World>) -> Option<()> {
                 answer(&world, &seen).await;
                 return std::future::pending().await;
             }
+            Behaviour::Slow(time) => {
+                let _ = timeout(time, std::future::pending::<()>()).await;
+                let (status, body) = answer(&world, &seen).await;
+                http(status, &body.to_string())
+            }
             Behaviour::Hang => return std::future::pending().await,
             Behaviour::Cut => return None,
             Behaviour::Garbage => "\u{16}\u{3}\u{1} what is this".to_owned(),
@@ -526,7 +534,8 @@ async fn answer(world: &World, seen: &Seen) -> (u16, Value) {
             (200, json!({"results": results}))
         }),
         ("POST", ["sessions", session, "close"]) => {
-            world.change(|book| book.close(session, &seen.body))
+            let waits = query.starts_with("wait_s=");
+            world.change(|book| book.close(session, &seen.body, waits))
         }
         ("POST", ["steps"]) => (200, report(&seen.body["step"])),
         ("GET", ["steps", "current"]) if query.starts_with("run=") => (200, report(&Value::Null)),

@@ -27,6 +27,22 @@ async fn a_close_says_how_it_stands() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_close_is_waited_for() {
+    let fake = Fake::start();
+    let gate = gate(&fake);
+    let waiting = gate.close_session_within("s", CloseMode::Join, Duration::from_secs(90));
+    assert_eq!(waiting.await.status, CloseStatus::Done);
+    let paths = fake.look(|book| {
+        let paths = book.requests.iter().map(|seen| seen.path.clone());
+        paths.collect::<Vec<_>>()
+    });
+    assert_eq!(
+        paths,
+        ["/v1/sessions/s/close", "/v1/sessions/s/close?wait_s=60"]
+    );
+}
+
+#[tokio::test]
 async fn a_close_that_is_not_answered_is_tried_again() {
     let fake = Fake::start();
     let gate = Gate::new(quick(&fake)).unwrap();

@@ -285,6 +285,65 @@ async fn a_usage_report_that_is_refused_does_not_keep_the_lease() {
         .await;
 }
 
+/// 40 callers for room for 8, through every kind of trouble: each of their requests starts, and nothing is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rollout_comes_through_all_of_it() {
+    let mut fake = Fake::start();
+    fake.change(|book| {
+        book.capacity = 80;
+        book.claim_grace_s = 1.0;
+    });
+    let gate = Gate::new(GateConfig {
+        breaker_open: Duration::from_millis(200),
+        ..quick(&fake)
+    })
+    .unwrap();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut sessions = tokio::task::JoinSet::new();
+    for number in 0..40 {
+        let (gate, stopped) = (gate.clone(), stopped.clone());
+        sessions.spawn(async move {
+            while !*stopped.borrow() {
+                let ask = kvgate_client::Ask::reservation(format!("s{number}"), 10);
+                let lease = gate.acquire(ask).await.unwrap();
+                let work = std::future::pending::<()>();
+                let _ = tokio::time::timeout(Duration::from_millis(3), work).await;
+                lease.release(Usage::default()).await;
+            }
+        });
+    }
+    for trouble in [
+        Behaviour::Hang,
+        Behaviour::Mute,
+        Behaviour::Slow(Duration::from_millis(400)),
+        Behaviour::Cut,
+        Behaviour::Garbage,
+        Behaviour::Html(502),
+        Behaviour::Problem(401, "unauthorized"),
+        Behaviour::Problem(503, "recovering"),
+    ] {
+        let granted = fake.look(|book| book.granted.len());
+        fake.until("the gate is used", |book| book.granted.len() > granted + 50)
+            .await;
+        let seen = fake.look(|book| book.requests.len());
+        fake.behave(trouble);
+        fake.until("the trouble is met", |book| book.requests.len() > seen + 20)
+            .await;
+        fake.behave(Behaviour::Normal);
+        fake.stop().await;
+        fake.resume();
+    }
+    stop.send_replace(true);
+    while let Some(session) = soon(sessions.join_next()).await {
+        session.unwrap();
+    }
+    fake.until("nothing is left", |book| {
+        book.leases.is_empty() && book.waiting.is_empty()
+    })
+    .await;
+    assert!(gate.flush().await);
+}
+
 #[tokio::test]
 async fn a_breaker_costs_one_time_out_in_its_period() {
     let fake = Fake::start();
