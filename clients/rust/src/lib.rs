@@ -43,3 +43,8 @@ pub use guard::{EngineFields, Lease};
 pub use session::Session;
 
 pub use kvgate_api::{CloseMode, Scope};
+
+/// The code of the page is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
