@@ -1,7 +1,7 @@
 //! What went wrong with a reading or a call and what closes come to, in the words that pages, API,
 //! logs and commands show.
 
-use kvgate_core::close::CallFailure;
+use kvgate_core::close::{CallFailure, TargetState};
 use kvgate_core::reading::{ReadFailure, RouterFailure};
 
 use crate::fleet::close_support::CloseSupport;
@@ -101,4 +101,19 @@ pub fn drops_session_id(kind: RouterKind) -> String {
          they hold, and closes free nothing",
         kind.name()
     )
+}
+
+/// Where an engine stands in a close.
+#[must_use]
+pub const fn target(state: TargetState) -> &'static str {
+    match state {
+        TargetState::Pending => "pending",
+        TargetState::Delivered => "delivered",
+        TargetState::Refused => "refused",
+        TargetState::Unsupported => "unsupported",
+        TargetState::Restarted => "restarted",
+        TargetState::Superseded => "superseded",
+        TargetState::Failed => "failed",
+        TargetState::Gone => "gone",
+    }
 }

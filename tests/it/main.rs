@@ -21,6 +21,7 @@ mod closer;
 mod durable;
 mod fleet_http;
 mod gate;
+mod page;
 mod process;
 mod readings;
 mod real_engine;

@@ -709,7 +709,8 @@ impl Audit {
 
     /// I11 on what was kept: waits are enqueues, every grant is an admit or cancelled, every end of
     /// a counted lease is counted.
-    fn accounts(&self) -> Held {
+    fn accounts(&mut self) -> Held {
+        self.closings.accounts(&self.tally)?;
         let scopes = &self.tally.scopes;
         let add = |of: &dyn Fn(&kvgate_core::tally::ScopeTally) -> u64| {
             scopes
@@ -736,7 +737,6 @@ impl Audit {
         );
         let cancelled = add(&|scope| sum(&scope.cancelled));
         let unclaimed = cancelled.saturating_sub(self.waiters_cancelled);
-        self.closings.accounts(&self.tally)?;
         let counted = LeaseEnd::ALL
             .iter()
             .fold(0_u64, |all, how| all.saturating_add(self.tally.ends(*how)));

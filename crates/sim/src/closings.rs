@@ -37,6 +37,9 @@ macro_rules! hold {
 /// jitter, and a second for the turn.
 const CALLED_WITHIN: Span = Span::from_millis(RETRY_MAX.millis() + RETRY_MAX.millis() / 4 + 1_000);
 
+/// Engines of a run.
+const ENGINES_MAX: u64 = 4;
+
 const ENDS: usize = TargetState::ENDS.len();
 
 /// A delivery, and when it began in model time.
@@ -400,9 +403,10 @@ impl Closings {
         match close.stage {
             CloseStage::Delivering { since, early: true } if before != Some((since, true)) => {
                 if let Some(policy) = seen.policy {
-                    let due = policy.join_timeout.is_some_and(|timeout| {
-                        seen.judged_at.reached(close.requested_at.after(timeout))
-                    });
+                    let due = seen.mixed
+                        || policy.join_timeout.is_some_and(|timeout| {
+                            seen.judged_at.reached(close.requested_at.after(timeout))
+                        });
                     hold!("I12", due, "delivered before the join: {close:?}");
                 }
                 let first = old.is_none_or(|old| !old.timed_out);
@@ -499,6 +503,7 @@ impl Closings {
                 TargetState::Failed | TargetState::Gone => seen.policy.is_none_or(|policy| {
                     attempts >= policy.close_attempts
                         || seen.judged_at.reached(since.after(policy.close_deadline))
+                        || seen.mixed
                 }),
             };
             hold!(
@@ -511,7 +516,7 @@ impl Closings {
             if let Some(policy) = seen.policy {
                 hold!(
                     "I14",
-                    attempts <= policy.close_attempts.max(target.attempts) || is_last,
+                    attempts <= policy.close_attempts.max(target.attempts) || is_last || seen.mixed,
                     "{attempts} attempts at {engine:?}: {close:?}"
                 );
             }
@@ -538,7 +543,19 @@ impl Closings {
     }
 
     /// CLO9, on what was kept.
-    pub(crate) fn accounts(&self, tally: &Tally) -> Held {
+    pub(crate) fn accounts(&mut self, tally: &Tally) -> Held {
+        // An engine that failed and was asked again in the same turn is kept as pending: of it there
+        // is the count only.
+        let again = u64::try_from(self.turn.retried.len()).unwrap_or(0);
+        for (state, (own, counted)) in TargetState::ENDS
+            .iter()
+            .zip(self.ended.iter_mut().zip(tally.close_deliveries))
+        {
+            let more = counted.saturating_sub(*own);
+            if state.is_retried() && more <= again.saturating_mul(ENGINES_MAX) {
+                *own += more;
+            }
+        }
         let counted = (
             tally.closes,
             tally.close_failures,
@@ -890,5 +907,353 @@ impl Closings {
             }
         }
         met
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvgate_core::close::{Reopened, Target};
+    use kvgate_core::decision::Scope;
+    use kvgate_core::ids::{Epoch, Issue, LeaseId, Term};
+    use kvgate_core::ticket::{Asked, Lease, Sent, Terms};
+    use kvgate_core::units::Tokens;
+
+    use super::*;
+    use crate::dice::Dice;
+
+    const ENGINE: &str = "http://engine-0:30000";
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::from_millis(seconds * 1_000)
+    }
+
+    fn policy() -> Policy {
+        Policy {
+            session_lifecycle: true,
+            ..Policy::default()
+        }
+    }
+
+    fn session(name: &str) -> SessionId {
+        SessionId::new(name).unwrap()
+    }
+
+    fn label(name: &str) -> Label {
+        Label::new(name).unwrap()
+    }
+
+    fn held(row: u64, of: &str, request: &str) -> Ticket {
+        Ticket {
+            row: RowNo(row),
+            id: TicketId::new(&format!("t{row}")).unwrap(),
+            asked: Some(Asked {
+                session: session(of),
+                sent: Sent::Sum(Tokens::ZERO),
+                terms: Terms {
+                    reservation: Tokens::ZERO,
+                    scope: Scope::Train,
+                    ttl: Span::from_secs(60),
+                    client: None,
+                    request_id: Some(label(request)),
+                },
+            }),
+            stage: Stage::Held(Lease {
+                id: LeaseId {
+                    issue: Issue(row),
+                    salt: 1,
+                },
+                granted_at: at(0),
+                waited: None,
+                epoch: Epoch(1),
+                ttl: Span::from_secs(60),
+                ends_at: at(60),
+                graced: false,
+            }),
+        }
+    }
+
+    /// Close number 1 of the session `s`, at one engine.
+    fn joining() -> CloseIntent {
+        CloseIntent {
+            id: CloseId {
+                number: CloseNo(1),
+                salt: 1,
+            },
+            session: session("s"),
+            mode: CloseMode::Abort,
+            reason: None,
+            requested_at: at(1),
+            stage: CloseStage::Joining { ready_since: None },
+            targets: BTreeMap::from([(EngineId::new(ENGINE), Target::PENDING)]),
+            counts: [0; ENDS],
+            timed_out: false,
+            failure_counted: false,
+            reopened: None,
+            not_aborted: BTreeSet::new(),
+        }
+    }
+
+    fn delivering(early: bool) -> CloseIntent {
+        CloseIntent {
+            stage: CloseStage::Delivering {
+                since: at(1),
+                early,
+            },
+            timed_out: early,
+            ..joining()
+        }
+    }
+
+    fn done(state: TargetState) -> CloseIntent {
+        let mut close = CloseIntent {
+            stage: CloseStage::Done { at: at(2) },
+            ..joining()
+        };
+        for (end, count) in TargetState::ENDS.iter().zip(&mut close.counts) {
+            *count = u32::from(*end == state);
+        }
+        close.targets.clear();
+        if state != TargetState::Delivered {
+            let ended = Target {
+                state,
+                ..Target::PENDING
+            };
+            close.targets.insert(EngineId::new(ENGINE), ended);
+        }
+        close
+    }
+
+    fn call(number: u64, what: CallWhat) -> EngineCall {
+        EngineCall {
+            id: CallId {
+                term: Term(1),
+                number,
+            },
+            engine: EngineId::new(ENGINE),
+            what,
+        }
+    }
+
+    struct Book {
+        own: Closings,
+        world: World,
+        policy: Policy,
+    }
+
+    impl Book {
+        fn new() -> Self {
+            Self {
+                own: Closings::default(),
+                world: World::new(0, &mut Dice::new(1, 1)),
+                policy: policy(),
+            }
+        }
+
+        fn with(rows: &[CloseIntent]) -> Self {
+            let mut book = Self::new();
+            for row in rows {
+                assert_eq!(book.keep(row), None, "{row:?}");
+                book.own.turn_begins(0);
+            }
+            book
+        }
+
+        fn keep(&mut self, close: &CloseIntent) -> Option<&'static str> {
+            let seen = seen(&self.policy, 3);
+            let kept = self.own.kept(close, seen, &self.world);
+            kept.err().map(|violation| violation.invariant)
+        }
+
+        fn send(&mut self, call: &EngineCall) -> Option<&'static str> {
+            let seen = seen(&self.policy, 3);
+            by(self.own.sent(call, seen))
+        }
+
+        fn rests(&mut self, now: u64) -> Option<&'static str> {
+            let members = BTreeSet::from([EngineId::new(ENGINE)]);
+            let seen = seen(&self.policy, now);
+            by(self.own.at_rest(seen, at(0), &members))
+        }
+    }
+
+    const fn seen(policy: &Policy, now: u64) -> Judged<'_> {
+        Judged {
+            now: Timestamp::from_millis(now * 1_000),
+            judged_at: Timestamp::from_millis(now * 1_000),
+            policy: Some(policy),
+            mixed: false,
+        }
+    }
+
+    fn by(held: Held) -> Option<&'static str> {
+        held.err().map(|violation| violation.invariant)
+    }
+
+    /// CLO2, CLO3, CLO5: rows that must not follow each other are noticed.
+    #[test]
+    fn rows_that_break_a_rule_are_noticed() {
+        let second = CloseIntent {
+            id: CloseId {
+                number: CloseNo(2),
+                salt: 1,
+            },
+            ..joining()
+        };
+        let spared = CloseIntent {
+            not_aborted: BTreeSet::from([label("r")]),
+            ..joining()
+        };
+        let used_anew = CloseIntent {
+            reopened: Some(Reopened {
+                at: at(2),
+                ticket: TicketId::new("t").unwrap(),
+            }),
+            ..joining()
+        };
+        let cases: [(&str, &[CloseIntent], CloseIntent, &str); 10] = [
+            ("two open", &[joining()], second, "I14"),
+            ("no time-out", &[joining()], delivering(true), "I12"),
+            (
+                "unasked",
+                &[delivering(false)],
+                done(TargetState::Delivered),
+                "I14",
+            ),
+            (
+                "refused by none",
+                &[delivering(false)],
+                done(TargetState::Refused),
+                "I14",
+            ),
+            (
+                "given up",
+                &[delivering(false)],
+                done(TargetState::Failed),
+                "I14",
+            ),
+            (
+                "no restart",
+                &[delivering(false)],
+                done(TargetState::Restarted),
+                "I14",
+            ),
+            (
+                "no newer use",
+                &[delivering(false)],
+                done(TargetState::Superseded),
+                "I14",
+            ),
+            (
+                "no retry",
+                &[joining(), done(TargetState::Unsupported)],
+                delivering(false),
+                "I14",
+            ),
+            ("spared for nobody", &[joining()], spared, "I13"),
+            ("used and open", &[joining()], used_anew, "I14"),
+        ];
+        for (what, rows, last, invariant) in cases {
+            let mut book = Book::with(rows);
+            assert_eq!(book.keep(&last), Some(invariant), "{what}");
+        }
+        let mut book = Book::with(&[joining()]);
+        book.own.ticket_put(&held(1, "s", "r"));
+        assert_eq!(book.keep(&delivering(false)), Some("I12"), "with a lease");
+        let mut book = Book::new();
+        book.policy.join_timeout = Some(Span::from_secs(1));
+        assert_eq!(book.keep(&joining()), None);
+        assert_eq!(book.keep(&delivering(true)), None);
+        let mut ended = done(TargetState::Delivered);
+        ended.timed_out = true;
+        assert_eq!(book.keep(&ended), Some("I12"), "not once more");
+        let mut book = Book::with(&[joining()]);
+        assert_eq!(by(book.own.forgotten(CloseNo(1), at(9_000))), Some("I14"));
+        let mut book = Book::with(&[joining(), done(TargetState::Unsupported)]);
+        assert_eq!(by(book.own.forgotten(CloseNo(1), at(9_000))), None);
+        assert_eq!(by(book.own.forgotten(CloseNo(1), at(9_000))), Some("I14"));
+        let mut book = Book::with(&[joining(), done(TargetState::Unsupported)]);
+        assert_eq!(by(book.own.forgotten(CloseNo(1), at(9))), Some("I14"));
+    }
+
+    /// CLO3, CLO4, CLO6: calls that must not go out are noticed.
+    #[test]
+    fn calls_that_break_a_rule_are_noticed() {
+        let close = CallWhat::Close(session("s"));
+        let abort = CallWhat::Abort(label("r"));
+        assert_eq!(Book::new().send(&call(1, close.clone())), Some("I12"));
+        let mut book = Book::with(&[joining()]);
+        assert_eq!(book.send(&call(1, close.clone())), Some("I12"), "joins");
+        let mut book = Book::with(&[delivering(false)]);
+        assert_eq!(book.send(&call(1, close.clone())), None);
+        assert_eq!(book.send(&call(2, close.clone())), Some("I13"), "twice");
+        let mut book = Book::with(&[delivering(false)]);
+        book.own.ticket_put(&held(1, "s", "r"));
+        assert_eq!(book.send(&call(1, close.clone())), Some("I12"), "a lease");
+        let mut book = Book::with(&[delivering(false)]);
+        book.policy.session_lifecycle = false;
+        assert_eq!(book.send(&call(1, close)), Some("I12"), "off");
+
+        let mut book = Book::with(&[joining()]);
+        assert_eq!(book.send(&call(1, abort.clone())), Some("I13"), "no lease");
+        book.own.ticket_put(&held(1, "s", "r"));
+        for number in 1..=16 {
+            assert_eq!(book.send(&call(number, abort.clone())), None);
+        }
+        assert_eq!(book.send(&call(17, abort.clone())), Some("I13"), "too many");
+        let refused = CallResult::Failed(CallFailure::Refused);
+        for number in 1..=15 {
+            let id = call(number, abort.clone()).id;
+            assert!(book.own.called(id, &refused, at(3)));
+            assert!(!book.own.called(id, &refused, at(3)), "once");
+        }
+        assert_eq!(book.send(&call(18, abort.clone())), Some("I13"), "away");
+        let mut book = Book::with(&[joining()]);
+        book.own.ticket_put(&held(1, "s", "r"));
+        book.own.ticket_put(&held(2, "other", "r2"));
+        assert_eq!(book.send(&call(1, abort)), Some("I13"), "two sessions");
+    }
+
+    /// CLO3, CLO6, CLO8, CLO9: what does not happen in time, is not told or not counted is noticed.
+    #[test]
+    fn what_is_missing_is_noticed() {
+        let mut book = Book::with(&[joining()]);
+        assert_eq!(book.rests(2), Some("I14"), "nobody holds");
+        book.own.ticket_put(&held(1, "s", "r"));
+        assert_eq!(book.rests(9_000), None, "no time-out");
+        book.policy.join_timeout = Some(Span::from_secs(5));
+        assert_eq!(book.rests(5), None);
+        assert_eq!(book.rests(6), Some("I14"), "the join time-out");
+        let mut book = Book::with(&[delivering(false)]);
+        assert_eq!(book.rests(20), None);
+        assert_eq!(book.rests(21), Some("I14"), "nobody calls");
+        let close = CallWhat::Close(session("s"));
+        assert_eq!(book.send(&call(1, close)), None);
+        assert_eq!(book.rests(120), None);
+        assert_eq!(book.rests(121), Some("I14"), "the deadline");
+        assert_eq!(by(book.own.at_the_end()), Some("I14"), "open");
+
+        let counted = Tally {
+            closes: 1,
+            ..Tally::default()
+        };
+        let mut book = Book::with(&[joining()]);
+        assert_eq!(by(book.own.accounts(&counted)), None);
+        assert_eq!(by(book.own.accounts(&Tally::default())), Some("I15"));
+        assert_eq!(by(book.own.same(&[joining()], at(3))), None);
+        assert_eq!(by(book.own.same(&[], at(3))), Some("I9"));
+        assert_eq!(by(book.own.same(&[delivering(false)], at(3))), Some("I9"));
+
+        let ticket = TicketId::new("t").unwrap();
+        let mut book = Book::with(&[joining()]);
+        assert_eq!(by(book.own.all_told(at(3))), None);
+        book.own.used(&session("s"), &ticket);
+        assert_eq!(by(book.own.all_told(at(3))), Some("I15"), "used anew");
+        let mut book = Book::new();
+        book.own.withdrawn(&ticket);
+        assert_eq!(by(book.own.all_told(at(3))), Some("I15"), "withdrawn");
+        let mut book = Book::new();
+        assert_eq!(by(book.own.said_reopened(&ticket)), None);
+        assert_eq!(by(book.own.said_reopened(&ticket)), Some("I15"), "twice");
+        assert_eq!(by(book.own.all_told(at(3))), Some("I15"), "not due");
     }
 }

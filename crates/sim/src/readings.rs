@@ -72,7 +72,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(dice: &mut Dice) -> Self {
+    pub(crate) fn new(now: u64, dice: &mut Dice) -> Self {
         let count = dice.between(1, 4);
         let engines = (0..count)
             .map(|n| Engine {
@@ -105,7 +105,12 @@ impl World {
             engines,
             has_router: !dice.one_in(5),
             silent_until: 0,
-            empty_until: 0,
+            // Now and then no member is known for a while at first.
+            empty_until: if dice.one_in(4) {
+                now + dice.between(10_000, 60_000)
+            } else {
+                0
+            },
             hot_until: 0,
             calm: false,
         }
@@ -224,7 +229,8 @@ impl World {
                 engine.incarnation += 1;
                 engine.counters = 0;
                 engine.running = 0;
-                engine.down_until = now + dice.between(500, 15_000);
+                // An engine takes long enough to start for a reading to miss it.
+                engine.down_until = now + dice.between(3_000, 15_000);
                 engine.ready_at = Some(engine.down_until);
                 engine.seen = false;
                 engine.hangs_until = 0;

@@ -2,7 +2,7 @@
 //! a fleet, an operator, and what goes wrong between them. One seed decides everything.
 //!
 //! Time is virtual, in milliseconds. The order of events is their time, then the order in which
-//! they were planned. After every turn the books are judged by [`crate::audit`].
+//! they were planned. After every turn the books are judged by the module `audit`.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -242,7 +242,7 @@ pub fn run(plan: Plan, events: usize) -> Result<Summary, Box<Failure>> {
     }
 }
 
-/// Settings of the session lifecycle, as one start of the gate has them.
+/// Settings of the session lifecycle.
 fn lifecycle(dice: &mut Dice) -> Policy {
     let span = |millis: u64| Span::from_millis(millis);
     Policy {
@@ -276,7 +276,7 @@ fn millis(line: i128) -> u64 {
 impl Run {
     fn new(plan: Plan, events_kept: usize) -> Self {
         let mut dice = Dice::new(plan.seed, 2);
-        let world = World::new(&mut dice);
+        let world = World::new(BEGIN, &mut dice);
         let policy = Policy {
             program_admission: true,
             max_wait: Span::from_secs(dice.pick(&[0, 3, 10, 30, 60], 30)),
@@ -539,7 +539,9 @@ impl Run {
             }
             Event::PollBegin(_) | Event::PollEnd(..) => {}
             Event::World => {
-                if let Some(what) = self.world.change(self.now, &mut self.dice) {
+                // What changes while the process is frozen, it sees afterwards.
+                let now = self.now.max(self.frozen_until);
+                if let Some(what) = self.world.change(now, &mut self.dice) {
                     self.audit.count(what);
                     self.note(|| what.to_owned());
                 }
@@ -564,7 +566,7 @@ impl Run {
                 let span = self.dice.pick(&[300, 1_200, 4_000, 12_000, 40_000], 1_200);
                 self.audit.count("frozen");
                 self.note(|| format!("frozen for {span} ms"));
-                self.frozen_until = self.now + span;
+                self.frozen_until = self.frozen_until.max(self.now + span);
                 let after = self.dice.between(15_000, 200_000);
                 self.plan_in(after, Event::Freeze);
             }
@@ -637,8 +639,18 @@ impl Run {
             _ => {
                 let usual = self.policy.clone();
                 let mut policy = usual.clone();
-                match self.dice.between(1, 7) {
+                match self.dice.between(1, 8) {
                     7 => policy.session_lifecycle = !usual.session_lifecycle,
+                    8 => {
+                        let drawn = lifecycle(&mut self.dice);
+                        policy = Policy {
+                            close_attempts: drawn.close_attempts,
+                            close_deadline: drawn.close_deadline,
+                            join_timeout: drawn.join_timeout,
+                            session_idle_close: drawn.session_idle_close,
+                            ..policy
+                        };
+                    }
                     1 => policy.paused = !usual.paused,
                     2 => policy.headroom = Ppm::clamped(self.dice.pick(&[500_000, 900_000], 1)),
                     3 => {
@@ -1316,14 +1328,7 @@ impl Run {
                         self.signal(command, turn, answerers, now);
                     }
                 }
-                Message::Signal(mut command) => {
-                    if let Command::Configure(policy) = &mut command {
-                        // Only a start changes these.
-                        policy.close_attempts = self.policy.close_attempts;
-                        policy.close_deadline = self.policy.close_deadline;
-                        policy.join_timeout = self.policy.join_timeout;
-                        policy.session_idle_close = self.policy.session_idle_close;
-                    }
+                Message::Signal(command) => {
                     mixed |= matches!(command, Command::Configure(_));
                     if let Command::RetryClose(close) = &command {
                         self.audit.closings.retried(*close);

@@ -10,6 +10,7 @@ use kvgate::clock::Clock;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use kvgate::store;
+use kvgate::web::{self, WebState};
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{CallResult, EngineCall};
 use kvgate_core::command::Acquire;
@@ -217,7 +218,7 @@ impl Builder {
             salt(),
         );
         let stop = CancellationToken::new();
-        let router = http::router(app.clone(), axum::Router::new());
+        let router = http::router(app.clone(), web::routes(WebState { gate: gate.clone() }));
         let server = tokio::spawn(http::serve(
             listener,
             app,
