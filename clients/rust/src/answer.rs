@@ -120,16 +120,22 @@ pub struct StepReport {
     pub metrics: BTreeMap<String, f64>,
 }
 
+/// How long a place lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WaitTimes {
+    /// Until the gate bypasses the ticket for its age.
+    pub bypass_in: Duration,
+    /// While nobody asks.
+    pub claim_grace: Duration,
+}
+
 /// What an answer to an acquire says.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Acquired {
     Decided(Decision),
     Cancelled(TicketCancelled),
     /// Keep asking with the same ticket.
-    Wait {
-        bypass_in: Duration,
-        claim_grace: Duration,
-    },
+    Wait(WaitTimes),
     /// No answer to an acquire.
     Nothing,
 }
@@ -151,10 +157,10 @@ impl Acquired {
             // Without its two times it bounds nothing.
             ("wait", _) => {
                 return match (time(body, "bypass_in_s"), time(body, "claim_grace_s")) {
-                    (Some(bypass_in), Some(claim_grace)) => Self::Wait {
+                    (Some(bypass_in), Some(claim_grace)) => Self::Wait(WaitTimes {
                         bypass_in,
                         claim_grace,
-                    },
+                    }),
                     _ => Self::Nothing,
                 };
             }
@@ -309,10 +315,10 @@ mod tests {
     #[test]
     fn times_beyond_all_reason_are_cut() {
         let body = json!({"action": "wait", "bypass_in_s": 1e300, "claim_grace_s": 10});
-        let wait = Acquired::Wait {
+        let wait = Acquired::Wait(WaitTimes {
             bypass_in: TIME_MAX,
             claim_grace: Duration::from_secs(10),
-        };
+        });
         assert_eq!(read(&body), wait);
     }
 

@@ -301,16 +301,16 @@ impl Inner {
     async fn decide(self: Arc<Self>, asking: Arc<Asking>) -> Result<Lease, TicketCancelled> {
         let request = &asking.request;
         let mut withdrawal = Withdrawal::new(&self, &request.ticket_id);
-        let mut reply = self.ask_at_once(request, &mut withdrawal).await;
+        let patience = self.shared.config.call_timeout;
+        let mut reply = self.ask_at_once(request, patience, &mut withdrawal).await;
         let mut seat: Option<Arc<Seat>> = None;
-        let mut pause = Pause::of_place();
-        let mut was_unknown = false;
+        let mut pauses = Pauses::new();
         loop {
             let read = reply.good().map_or(Acquired::Nothing, |body| {
                 let (ticket, session) = (&request.ticket_id, &request.session_id);
                 Acquired::read(body, ticket, session, asking.reservation_tokens)
             });
-            let news = match (read, &seat) {
+            let next = match (read, &seat) {
                 (Acquired::Decided(decision), _) => {
                     withdrawal.is_settled = true;
                     return Ok(Lease::new(self, &asking, decision));
@@ -319,36 +319,29 @@ impl Inner {
                     withdrawal.is_settled = true;
                     return Err(cancelled);
                 }
-                (
-                    Acquired::Wait {
-                        bypass_in,
-                        claim_grace,
-                    },
-                    _,
-                ) => {
+                (Acquired::Wait(times), _) => {
                     let now = Instant::now();
                     let seat = seat.get_or_insert_with(|| Seat::new(&request.ticket_id, now));
-                    seat.told(now, bypass_in, claim_grace);
-                    pause.reset();
-                    self.attend(seat, request).await
+                    seat.told(now, times);
+                    pauses.trouble.reset();
+                    self.attend(seat, request, &mut pauses).await
                 }
-                (Acquired::Nothing, Some(seat)) if reply.fails_over() => {
-                    self.pause_within_grace(seat, &mut pause).await
+                (Acquired::Nothing, Some(seat)) if reply.fails_over() || !reply.is_refusal() => {
+                    let pause = pauses.trouble.next(&self.shared.dice);
+                    again_within(seat.grace_ends_at(), pause).await
                 }
                 (Acquired::Nothing, seat) => {
                     return Ok(self.without(&asking, withdrawal, &reply, seat.is_some()));
                 }
             };
-            reply = match news {
-                News::Reply(reply) => reply,
-                // What the gate forgot, or could not answer, is asked for anew.
-                News::Unknown => {
-                    if std::mem::replace(&mut was_unknown, true) {
-                        sleep(pause.next(&self.shared.dice)).await;
-                    }
-                    self.ask_at_once(request, &mut withdrawal).await
+            reply = match (next, &seat) {
+                (Next::Read(reply), _) => reply,
+                (Next::Ask, Some(seat)) => {
+                    let left = seat.bound_at().duration_since(Instant::now());
+                    self.ask_at_once(request, patience.min(left), &mut withdrawal)
+                        .await
                 }
-                News::GoOn => {
+                (Next::Ask, None) | (Next::GoOn, _) => {
                     let silence = Reply::Silent(Trouble::Timeout);
                     return Ok(self.without(&asking, withdrawal, &silence, true));
                 }
@@ -356,34 +349,37 @@ impl Inner {
         }
     }
 
-    async fn attend(&self, seat: &Arc<Seat>, request: &AcquireRequest) -> News {
+    /// Waits for news of a ticket that has a place.
+    async fn attend(
+        &self,
+        seat: &Arc<Seat>,
+        request: &AcquireRequest,
+        pauses: &mut Pauses,
+    ) -> Next {
         if seat.bound_at() <= Instant::now() {
-            return News::GoOn;
+            return Next::GoOn;
         }
-        self.room.attend(seat, request).await
-    }
-
-    /// Before a waiting ticket whose acquire was not answered is asked for again.
-    async fn pause_within_grace(&self, seat: &Seat, pause: &mut Pause) -> News {
-        let left = seat.grace_ends_at().duration_since(Instant::now());
-        if left.is_zero() {
-            return News::GoOn;
+        match self.room.attend(seat, request).await {
+            News::Reply(reply) => Next::Read(reply),
+            News::Unknown => {
+                let pause = pauses.after_unknown(&self.shared.dice);
+                again_within(seat.bound_at(), pause).await
+            }
+            News::GoOn => Next::GoOn,
         }
-        sleep(pause.next(&self.shared.dice).min(left)).await;
-        News::Unknown
     }
 
     /// Never waits: a ticket that has to is told so at once.
     async fn ask_at_once(
         &self,
         request: &AcquireRequest,
+        patience: Duration,
         withdrawal: &mut Withdrawal<'_>,
     ) -> Reply {
         let operation = BatchOperation::Acquire(Box::new(AcquireRequest {
             wait_s: Some(0.0),
             ..request.clone()
         }));
-        let patience = self.shared.config.call_timeout;
         let awaited = self.turns.put(operation, patience);
         withdrawal.asks(&awaited);
         awaited.outcome().await
@@ -428,6 +424,50 @@ impl Inner {
             local: true,
         };
         Lease::new(Arc::clone(self), asking, decision)
+    }
+}
+
+/// What an acquire that waits does next.
+enum Next {
+    /// Takes the answer for what it says.
+    Read(Reply),
+    /// Asks anew: the gate forgot the ticket, or could not answer.
+    Ask,
+    /// Goes on without the gate: nothing was heard for too long.
+    GoOn,
+}
+
+async fn again_within(ends_at: Instant, pause: Duration) -> Next {
+    let left = ends_at.duration_since(Instant::now());
+    if left.is_zero() {
+        return Next::GoOn;
+    }
+    sleep(pause.min(left)).await;
+    Next::Ask
+}
+
+/// The pauses of one acquire.
+struct Pauses {
+    /// After an answer that is none.
+    trouble: Pause,
+    /// After a ticket was forgotten, but for the first time: a gate that forgets all the time is not asked in a hurry.
+    unknown: Option<Pause>,
+}
+
+impl Pauses {
+    const fn new() -> Self {
+        Self {
+            trouble: Pause::of_place(),
+            unknown: None,
+        }
+    }
+
+    fn after_unknown(&mut self, dice: &Dice) -> Duration {
+        let pause = self.unknown.as_mut().map(|pause| pause.next(dice));
+        if pause.is_none() {
+            self.unknown = Some(Pause::of_place());
+        }
+        pause.unwrap_or_default()
     }
 }
 

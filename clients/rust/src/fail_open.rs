@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::answer::WaitTimes;
 use crate::config::GateError;
 
 /// Local bypass: no good answer.
@@ -234,12 +235,12 @@ impl Place {
     }
 
     /// The gate answered `wait`, with its two times.
-    pub fn told(&mut self, now: Instant, bypass_in: Duration, claim_grace: Duration) {
+    pub fn told(&mut self, now: Instant, times: WaitTimes) {
         self.heard(now);
-        self.grace = claim_grace;
+        self.grace = times.claim_grace;
         // A gate that says 0 again and again is one that should have decided: its word moves nothing any more.
-        if !bypass_in.is_zero() || self.bound_at.is_none() {
-            self.bound_at = Some(now + bypass_in + BOUND_SLACK);
+        if !times.bypass_in.is_zero() || self.bound_at.is_none() {
+            self.bound_at = Some(now + times.bypass_in + BOUND_SLACK);
         }
     }
 
@@ -355,10 +356,14 @@ mod tests {
 
     #[test]
     fn the_grace_runs_from_the_last_sign_and_never_past_the_hard_bound() {
+        let times = |bypass_in: u64| WaitTimes {
+            bypass_in: Duration::from_secs(bypass_in),
+            claim_grace: 7 * SECOND,
+        };
         let start = Instant::now();
         let mut place = Place::new(start);
         assert_eq!(place.grace_ends_at(), start + CLAIM_GRACE);
-        place.told(start, 30 * SECOND, 7 * SECOND);
+        place.told(start, times(30));
         assert_eq!(place.bound_at(), start + 35 * SECOND);
         assert_eq!(place.grace_ends_at(), start + 7 * SECOND);
         place.heard(start + 20 * SECOND);
@@ -367,9 +372,9 @@ mod tests {
         place.cut(start + 34 * SECOND);
         assert_eq!(place.grace_ends_at(), start + 35 * SECOND);
         // Its own word moves the bound, as after a restart, but not the word that it is overdue.
-        place.told(start + 34 * SECOND, 10 * SECOND, 7 * SECOND);
+        place.told(start + 34 * SECOND, times(10));
         assert_eq!(place.bound_at(), start + 49 * SECOND);
-        place.told(start + 48 * SECOND, Duration::ZERO, 7 * SECOND);
+        place.told(start + 48 * SECOND, times(0));
         assert_eq!(place.bound_at(), start + 49 * SECOND);
     }
 

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::answer::{text, time};
+use crate::answer::{WaitTimes, text, time};
 use crate::client::Shared;
 use crate::fail_open::{Pause, Place, lock};
 use crate::wire::{Call, Reply, Trouble};
@@ -59,8 +59,8 @@ impl Seat {
         })
     }
 
-    pub fn told(&self, now: Instant, bypass_in: Duration, claim_grace: Duration) {
-        lock(&self.place).told(now, bypass_in, claim_grace);
+    pub fn told(&self, now: Instant, times: WaitTimes) {
+        lock(&self.place).told(now, times);
     }
 
     pub fn grace_ends_at(&self) -> Instant {
@@ -218,7 +218,10 @@ impl Room {
             };
             let ends_at = asked_at + window + self.shared.config.call_timeout;
             let call = Call::post("/v1/wait".to_owned(), &body);
-            let reply = self.shared.wire.call_once(&call, ends_at).await;
+            let mut reply = self.shared.wire.call_once(&call, ends_at).await;
+            if reply.good().is_some_and(|body| results(body).is_none()) {
+                reply = Reply::Silent(Trouble::Garbage);
+            }
             self.shared.note(&reply, 1);
             if reply.fails_over() {
                 let pause = pause.next(&self.shared.dice);
@@ -280,6 +283,10 @@ impl Room {
     }
 }
 
+fn results(body: &Value) -> Option<&Vec<Value>> {
+    body.get("results")?.as_array()
+}
+
 /// Tells the decided ones; whether there were any.
 fn hand_out(body: &Value, seats: &[Arc<Seat>]) -> bool {
     let now = Instant::now();
@@ -288,9 +295,8 @@ fn hand_out(body: &Value, seats: &[Arc<Seat>]) -> bool {
         lock(&seat.place).heard(now);
         by_ticket.insert(&seat.ticket_id, seat);
     }
-    let results = body.get("results").and_then(Value::as_array);
     let mut told = false;
-    for result in results.map(Vec::as_slice).unwrap_or_default() {
+    for result in results(body).map(Vec::as_slice).unwrap_or_default() {
         if let Some(seat) = by_ticket.remove(text(result, "ticket_id")) {
             told = true;
             seat.tell(match text(result, "action") {

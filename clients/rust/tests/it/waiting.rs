@@ -193,73 +193,87 @@ async fn a_waiting_ticket_goes_on_when_its_grace_is_over() {
         Some(Behaviour::Hang),
         Some(Behaviour::Cut),
         Some(Behaviour::Garbage),
+        Some(Behaviour::Says("{}")),
         Some(Behaviour::Problem(503, "draining")),
     ];
+    let mut ways = tokio::task::JoinSet::new();
     for wait_calls_from in WAYS {
         for trouble in troubles {
-            let mut fake = Fake::start();
-            fake.change(|book| book.claim_grace_s = 1.0);
-            let gate = Gate::new(GateConfig {
-                wait_calls_from,
-                ..quick(&fake)
-            })
-            .unwrap();
-            let _held = hold_all(&gate).await;
-            let waiting = waits(&gate, 1, ALL);
-            one_waits(&fake).await;
-            let began = Instant::now();
-            match trouble {
-                None => fake.stop().await,
-                Some(behaviour) => fake.behave(behaviour),
-            }
-            let lease = soon(waiting).await.unwrap().unwrap();
-            let took = began.elapsed();
-            assert_eq!(
-                (lease.action(), lease.reason()),
-                (Action::Bypass, "unreachable")
-            );
-            // Its last answer was at most one window before.
-            assert!(took > Duration::from_millis(500), "{trouble:?}: {took:?}");
-            assert!(took < Duration::from_secs(6), "{trouble:?}: {took:?}");
-            if trouble.is_none() {
-                fake.resume();
-            }
-            fake.behave(Behaviour::Normal);
-            fake.until("the ticket is cancelled behind it", |book| {
-                book.waiting.is_empty()
-            })
-            .await;
+            ways.spawn(goes_on_in(trouble, wait_calls_from));
         }
     }
+    ways.join_all().await;
+}
+
+/// None is a gate that is not there.
+async fn goes_on_in(trouble: Option<Behaviour>, wait_calls_from: usize) {
+    let mut fake = Fake::start();
+    fake.change(|book| book.claim_grace_s = 1.0);
+    let gate = Gate::new(GateConfig {
+        wait_calls_from,
+        ..quick(&fake)
+    })
+    .unwrap();
+    let _held = hold_all(&gate).await;
+    let waiting = waits(&gate, 1, ALL);
+    one_waits(&fake).await;
+    let began = Instant::now();
+    match trouble {
+        None => fake.stop().await,
+        Some(behaviour) => fake.behave(behaviour),
+    }
+    let lease = soon(waiting).await.unwrap().unwrap();
+    let took = began.elapsed();
+    assert_eq!(
+        (lease.action(), lease.reason()),
+        (Action::Bypass, "unreachable")
+    );
+    // Its last answer was at most one window before.
+    assert!(took > Duration::from_millis(500), "{trouble:?}: {took:?}");
+    assert!(took < Duration::from_secs(10), "{trouble:?}: {took:?}");
+    if trouble.is_none() {
+        fake.resume();
+    }
+    fake.behave(Behaviour::Normal);
+    fake.until("the ticket is cancelled behind it", |book| {
+        book.waiting.is_empty()
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn the_hard_bound_holds_whatever_the_gate_says() {
+    let mut ways = tokio::task::JoinSet::new();
     for wait_calls_from in WAYS {
-        let fake = Fake::start();
-        // It says that it would bypass soon, and never does.
-        fake.change(|book| book.bypass_in_s = 0.2);
-        let gate = Gate::new(GateConfig {
-            wait_calls_from,
-            window: Duration::from_secs(60),
-            ..config(&fake)
-        })
-        .unwrap();
-        let _held = hold_all(&gate).await;
-        let began = Instant::now();
-        let waiting = waits(&gate, 1, ALL);
-        one_waits(&fake).await;
-        fake.change(|book| book.bypass_in_s = 0.0);
-        let lease = soon(waiting).await.unwrap().unwrap();
-        assert_eq!(
-            (lease.action(), lease.reason()),
-            (Action::Bypass, "unreachable")
-        );
-        assert!(began.elapsed() > Duration::from_secs(5));
-        assert!(began.elapsed() < Duration::from_secs(9));
-        fake.until("the ticket is cancelled", |book| book.waiting.is_empty())
-            .await;
+        ways.spawn(goes_on_at_the_bound(wait_calls_from));
     }
+    ways.join_all().await;
+}
+
+async fn goes_on_at_the_bound(wait_calls_from: usize) {
+    let fake = Fake::start();
+    // It says that it would bypass soon, and never does.
+    fake.change(|book| book.bypass_in_s = 0.2);
+    let gate = Gate::new(GateConfig {
+        wait_calls_from,
+        window: Duration::from_secs(60),
+        ..config(&fake)
+    })
+    .unwrap();
+    let _held = hold_all(&gate).await;
+    let began = Instant::now();
+    let waiting = waits(&gate, 1, ALL);
+    one_waits(&fake).await;
+    fake.change(|book| book.bypass_in_s = 0.0);
+    let lease = soon(waiting).await.unwrap().unwrap();
+    assert_eq!(
+        (lease.action(), lease.reason()),
+        (Action::Bypass, "unreachable")
+    );
+    assert!(began.elapsed() > Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(10));
+    fake.until("the ticket is cancelled", |book| book.waiting.is_empty())
+        .await;
 }
 
 #[tokio::test]
@@ -313,6 +327,32 @@ async fn a_gate_with_too_many_calls_is_not_asked_in_a_hurry() {
         drop(held);
         drop(soon(waiting).await.unwrap().unwrap());
     }
+}
+
+#[tokio::test]
+async fn a_gate_that_forgets_all_the_time_is_not_asked_in_a_hurry() {
+    let fake = Fake::start();
+    fake.change(|book| {
+        book.only = "/v1/wait";
+        book.behaviour =
+            Behaviour::Says(r#"{"results": [{"ticket_id": "t1", "action": "unknown"}]}"#);
+    });
+    let gate = Gate::new(GateConfig {
+        wait_calls_from: 1,
+        ..config(&fake)
+    })
+    .unwrap();
+    let held = hold_all(&gate).await;
+    let began = Instant::now();
+    let waiting = waits(&gate, 1, ALL);
+    fake.until("it was acquired some times", |book| {
+        book.bodies("/v1/leases").len() >= 6
+    })
+    .await;
+    // The first time at once; before each of the other three is a pause.
+    assert!(began.elapsed() > Duration::from_millis(500));
+    drop(held);
+    drop(soon(waiting).await.unwrap().unwrap());
 }
 
 #[tokio::test]
