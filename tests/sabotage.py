@@ -112,9 +112,9 @@ BUGS = [
         [
             (
                 "crates/core/src/state.rs",
-                "            state.put(ticket);\n        }\n        (state, image.engines)",
+                "            state.put(ticket);\n        }\n        for close",
                 "            if state.queue.len() == 0 || !matches!(ticket.stage, Stage::Waiting { .. }) {\n"
-                "                state.put(ticket);\n            }\n        }\n        (state, image.engines)",
+                "                state.put(ticket);\n            }\n        }\n        for close",
             )
         ],
         KILL,
@@ -124,9 +124,9 @@ BUGS = [
         [
             (
                 "crates/core/src/state.rs",
-                "            state.put(ticket);\n        }\n        (state, image.engines)",
+                "            state.put(ticket);\n        }\n        for close",
                 "            if !matches!(ticket.stage, Stage::Ended(_)) {\n"
-                "                state.put(ticket);\n            }\n        }\n        (state, image.engines)",
+                "                state.put(ticket);\n            }\n        }\n        for close",
             )
         ],
         TORTURE,
