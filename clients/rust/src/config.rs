@@ -141,6 +141,7 @@ impl fmt::Debug for Token {
 
 /// Why a [`Gate`](crate::Gate) cannot be made. All of it is found at the start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum GateError {
     /// The address is none.
     #[error("the gate's url must be http://HOST:PORT or https://HOST:PORT, not {0:?}")]

@@ -42,7 +42,7 @@ pub use config::{GateConfig, GateError, Token};
 pub use guard::{EngineFields, Lease};
 pub use session::Session;
 
-pub use kvgate_api::{CloseMode, Scope};
+pub use kvgate_api::{CloseEngine, CloseEngineState, CloseMode, Scope, State};
 
 /// The code of the page is compiled with the tests.
 #[cfg(doctest)]
