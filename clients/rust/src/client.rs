@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvgate_api::{
@@ -22,7 +22,7 @@ use crate::ask::{Ask, Asking};
 use crate::config::{GateConfig, GateError};
 use crate::courier::Courier;
 use crate::fail_open::{
-    BREAKER, Breaker, Dice, LocalBypasses, OnceWarnings, Pause, REFUSED, UNREACHABLE,
+    BREAKER, Breaker, Dice, LocalBypasses, OnceWarnings, Pause, REFUSED, UNREACHABLE, lock,
 };
 use crate::guard::Lease;
 use crate::room::{News, Room, Seat};
@@ -289,7 +289,9 @@ impl Inner {
         if !shared.breaker.allows(Instant::now(), &shared.dice) {
             return Ok(self.alone(&asking, BREAKER));
         }
-        let deciding = Arc::clone(&self).decide(Arc::clone(&asking));
+        let withdrawal = Withdrawal::new(&self, &asking.request.ticket_id);
+        let _caller = OnLeave(Arc::clone(&withdrawal));
+        let deciding = Arc::clone(&self).decide(Arc::clone(&asking), withdrawal);
         match self.run(deciding).await {
             Some(decided) => decided,
             // A fault of the client must not reach a rollout. The ticket was withdrawn with the task.
@@ -298,11 +300,15 @@ impl Inner {
     }
 
     /// Asks until there is a decision, or reason to go on without one.
-    async fn decide(self: Arc<Self>, asking: Arc<Asking>) -> Result<Lease, TicketCancelled> {
+    async fn decide(
+        self: Arc<Self>,
+        asking: Arc<Asking>,
+        withdrawal: Arc<Withdrawal>,
+    ) -> Result<Lease, TicketCancelled> {
         let request = &asking.request;
-        let mut withdrawal = Withdrawal::new(&self, &request.ticket_id);
+        let _task = OnLeave(Arc::clone(&withdrawal));
         let patience = self.shared.config.call_timeout;
-        let mut reply = self.ask_at_once(request, patience, &mut withdrawal).await;
+        let mut reply = self.ask_at_once(request, patience, &withdrawal).await;
         let mut seat: Option<Arc<Seat>> = None;
         let mut pauses = Pauses::new();
         loop {
@@ -312,11 +318,11 @@ impl Inner {
             });
             let next = match (read, &seat) {
                 (Acquired::Decided(decision), _) => {
-                    withdrawal.is_settled = true;
+                    withdrawal.settle();
                     return Ok(Lease::new(self, &asking, decision));
                 }
                 (Acquired::Cancelled(cancelled), _) => {
-                    withdrawal.is_settled = true;
+                    withdrawal.settle();
                     return Err(cancelled);
                 }
                 (Acquired::Wait(times), _) => {
@@ -331,19 +337,19 @@ impl Inner {
                     again_within(seat.grace_ends_at(), pause).await
                 }
                 (Acquired::Nothing, seat) => {
-                    return Ok(self.without(&asking, withdrawal, &reply, seat.is_some()));
+                    return Ok(self.without(&asking, &withdrawal, &reply, seat.is_some()));
                 }
             };
             reply = match (next, &seat) {
                 (Next::Read(reply), _) => reply,
                 (Next::Ask, Some(seat)) => {
                     let left = seat.bound_at().duration_since(Instant::now());
-                    self.ask_at_once(request, patience.min(left), &mut withdrawal)
+                    self.ask_at_once(request, patience.min(left), &withdrawal)
                         .await
                 }
                 (Next::Ask, None) | (Next::GoOn, _) => {
                     let silence = Reply::Silent(Trouble::Timeout);
-                    return Ok(self.without(&asking, withdrawal, &silence, true));
+                    return Ok(self.without(&asking, &withdrawal, &silence, true));
                 }
             };
         }
@@ -374,7 +380,7 @@ impl Inner {
         &self,
         request: &AcquireRequest,
         patience: Duration,
-        withdrawal: &mut Withdrawal<'_>,
+        withdrawal: &Withdrawal,
     ) -> Reply {
         let operation = BatchOperation::Acquire(Box::new(AcquireRequest {
             wait_s: Some(0.0),
@@ -389,7 +395,7 @@ impl Inner {
     fn without(
         self: Arc<Self>,
         asking: &Asking,
-        mut withdrawal: Withdrawal<'_>,
+        withdrawal: &Withdrawal,
         reply: &Reply,
         has_place: bool,
     ) -> Lease {
@@ -401,8 +407,9 @@ impl Inner {
         let text = format_args!("a request goes on without a lease: {reply}");
         self.shared.warnings.warn(&kind, text);
         // The gate may have granted it. A ticket that was refused at once may be another caller's.
-        withdrawal.is_settled = is_refusal && !reply.fails_over() && !has_place;
-        drop(withdrawal);
+        if is_refusal && !reply.fails_over() && !has_place {
+            withdrawal.settle();
+        }
         self.alone(asking, if is_refusal { REFUSED } else { UNREACHABLE })
     }
 
@@ -480,46 +487,69 @@ impl<T> Drop for Stopping<T> {
     }
 }
 
-/// Cancels a ticket whose caller leaves before it is settled, in whatever way: the gate may have granted it.
-struct Withdrawal<'a> {
+/// Cancels a ticket that is left before it is settled, in whatever way: the gate may have granted it.
+///
+/// Its two ends are the caller, whose future may be dropped, and the task that asks for it. What the caller's drop
+/// cancels is on its way when the drop returns.
+struct Withdrawal {
     courier: Arc<Courier>,
-    ticket_id: &'a str,
+    ticket_id: String,
+    asked: Mutex<Asked>,
+}
+
+/// How far the gate may know of a ticket.
+#[derive(Default)]
+struct Asked {
     /// The last acquire on its way.
-    asked: Option<Tracked>,
+    last: Option<Tracked>,
     was_seen: bool,
     is_settled: bool,
 }
 
-impl<'a> Withdrawal<'a> {
-    fn new(inner: &Inner, ticket_id: &'a str) -> Self {
-        Self {
-            courier: Arc::clone(&inner.courier),
-            ticket_id,
-            asked: None,
-            was_seen: false,
-            is_settled: false,
-        }
-    }
-
-    fn asks(&mut self, awaited: &Awaited) {
-        self.take_back();
-        self.asked = Some(awaited.tracked());
-    }
-
+impl Asked {
     fn take_back(&mut self) {
-        if let Some(asked) = self.asked.take()
-            && !asked.withdraw()
+        if let Some(last) = self.last.take()
+            && !last.withdraw()
         {
             self.was_seen = true;
         }
     }
 }
 
-impl Drop for Withdrawal<'_> {
-    fn drop(&mut self) {
-        self.take_back();
-        if self.was_seen && !self.is_settled {
-            self.courier.cancel(self.ticket_id);
+impl Withdrawal {
+    fn new(inner: &Inner, ticket_id: &str) -> Arc<Self> {
+        Arc::new(Self {
+            courier: Arc::clone(&inner.courier),
+            ticket_id: ticket_id.to_owned(),
+            asked: Mutex::default(),
+        })
+    }
+
+    fn asks(&self, awaited: &Awaited) {
+        let mut asked = lock(&self.asked);
+        asked.take_back();
+        asked.last = Some(awaited.tracked());
+    }
+
+    /// There is nothing to cancel any more.
+    fn settle(&self) {
+        lock(&self.asked).is_settled = true;
+    }
+
+    fn withdraw(&self) {
+        let mut asked = lock(&self.asked);
+        asked.take_back();
+        if std::mem::take(&mut asked.was_seen) && !asked.is_settled {
+            self.courier.cancel(&self.ticket_id);
         }
+    }
+}
+
+/// One end of a withdrawal.
+struct OnLeave(Arc<Withdrawal>);
+
+impl Drop for OnLeave {
+    fn drop(&mut self) {
+        self.0.withdraw();
     }
 }

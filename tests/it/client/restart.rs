@@ -70,7 +70,7 @@ async fn places_outlive(orderly: bool) {
         session.unwrap();
     }
 
-    let outcome = outcome.lock().unwrap();
+    let outcome = std::mem::take(&mut *outcome.lock().unwrap());
     let bypasses: u64 = outcome.bypassed.values().sum();
     assert_eq!(outcome.granted.len() as u64 + bypasses, SESSIONS * TURNS);
     let known = ["unreachable", "breaker", "degraded"];
@@ -93,7 +93,6 @@ async fn places_outlive(orderly: bool) {
         waiting.len()
     );
     assert!(kept.is_sorted(), "the order is the one of before");
-    drop(outcome);
     service.nothing_is_left().await;
 }
 

@@ -376,6 +376,22 @@ async fn a_dropped_future_withdraws_its_ticket() {
 }
 
 #[tokio::test]
+async fn a_flush_knows_of_the_ticket_of_a_dropped_future() {
+    let fake = Fake::start();
+    let gate = gate(&fake);
+    let _held = hold_all(&gate).await;
+    let mut waiting = Box::pin(gate.acquire(ask(1, ALL)));
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("there is no room"),
+        () = one_waits(&fake) => {}
+    }
+    drop(waiting);
+    assert!(gate.flush().await);
+    assert_eq!(fake.look(|book| book.waiting.len()), 0);
+}
+
+#[tokio::test]
 async fn a_ticket_refused_in_its_wait_goes_on() {
     for wait_calls_from in WAYS {
         let fake = Fake::start();
