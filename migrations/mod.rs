@@ -3,6 +3,7 @@
 
 mod m0001_initial;
 mod m0002_closes;
+mod m0003_steps;
 
 use redb::{TableDefinition, WriteTransaction};
 
@@ -16,4 +17,8 @@ pub const SCHEMA: &str = "schema";
 pub type Step = fn(&WriteTransaction) -> Result<(), redb::Error>;
 
 /// All steps; the version of a store is how many of them it has seen.
-pub const STEPS: &[Step] = &[m0001_initial::apply, m0002_closes::apply];
+pub const STEPS: &[Step] = &[
+    m0001_initial::apply,
+    m0002_closes::apply,
+    m0003_steps::apply,
+];

@@ -33,6 +33,7 @@ use crate::fleet::close_support::CloseSupport;
 use crate::fleet::closer::{Closer, CloserError};
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::gate::{self, Gate, Phase, WriterConfig};
+use crate::history::{History, Sampler};
 use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use crate::store::{self, CopyError, OfflineError, OpenError};
 use crate::support::Support;
@@ -228,6 +229,8 @@ struct Service {
     stop: CancellationToken,
     servers: TaskTracker,
     poller: JoinHandle<()>,
+    /// Samples go on while it is held.
+    _sampler: Sampler,
     closer: Closer,
 }
 
@@ -258,7 +261,15 @@ impl Service {
             default_ttl: config.lease_ttl,
             stuck_after: http::STUCK_AFTER,
         };
-        let app = App::new(gate.clone(), http, fleet, shown_notices, random());
+        let history = History::default();
+        let app = App::new(
+            gate.clone(),
+            http,
+            fleet,
+            shown_notices,
+            history.clone(),
+            random(),
+        );
         let pages = web::routes(WebState { gate: gate.clone() });
         let routes = http::router(app.clone(), pages);
         let stop = CancellationToken::new();
@@ -278,6 +289,10 @@ impl Service {
             .await
             .map_err(|_| Failure::other("the writer ended before the store was open"))??;
         write_addresses(&config.data, &addresses)?;
+        if let Err(error) = history.keep_in(&config.data) {
+            tracing::warn!(%error, "history is kept in memory only");
+        }
+        let sampler = history.sample(gate.clone()).map_err(Failure::other)?;
         notices.send_modify(|notices| notices.extend(network_notice(&config.data, &gate)));
         let closer = Closer::start(config.closer, gate.clone())?;
         let mut poller = config.poller;
@@ -301,6 +316,7 @@ impl Service {
             stop,
             servers,
             poller,
+            _sampler: sampler,
             closer,
         })
     }

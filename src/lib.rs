@@ -10,6 +10,7 @@ pub mod config;
 pub mod demo;
 pub mod fleet;
 pub mod gate;
+pub mod history;
 pub mod http;
 pub mod store;
 pub mod support;

@@ -60,6 +60,17 @@ BUGS = [
         (PROCESS, "store::keeps_what_the_reference_store_keeps"),
     ),
     (
+        "a step report is answered and not on disk",
+        [
+            (
+                "src/store/redb.rs",
+                "            Record::Step(report) => {",
+                "            Record::Step(report) if report.number.is_some() => Ok(()),\n            Record::Step(report) => {",
+            )
+        ],
+        (PROCESS, "process::store::step_reports_outlive_the_process_and_a_restore"),
+    ),
+    (
         "a migration gives counters fewer fields than they have",
         [("migrations/m0002_closes.rs", "const TALLY_GAINS: &[u8] = &[0, 0, 0, 0];", "const TALLY_GAINS: &[u8] = &[0, 0, 0];")],
         (PROCESS, "durable::golden::stores_of_every_schema_open"),

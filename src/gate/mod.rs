@@ -26,15 +26,17 @@ use std::time::Duration;
 
 use kvgate_core::close::{CallId, CallResult, CloseIntent, EngineCall};
 use kvgate_core::command::{Acquire, CloseRequest, Command, Delivery, Slice};
+use kvgate_core::decisions::DecisionEntry;
 use kvgate_core::effect::{
     AcquireRefused, Answer, CancelOutcome, CloseReply, LeaseGone, LeaseView, Outcome, Page,
     ReleaseOutcome, Reply, RetryRefused, SessionView, TicketView, WaiterView,
 };
 use kvgate_core::ids::{
-    CloseId, CloseNo, Issue, LeaseId, RowNo, Seq, SessionId, SessionNo, TicketId,
+    CloseId, CloseNo, Issue, LeaseId, RowNo, RunId, Seq, SessionId, SessionNo, StepNo, TicketId,
 };
 use kvgate_core::policy::Policy;
 use kvgate_core::reading::Round;
+use kvgate_core::report::StepReport;
 use kvgate_core::state::EpochEntry;
 use kvgate_core::tally::LocalBypass;
 use kvgate_core::units::{Span, Timestamp};
@@ -503,6 +505,58 @@ impl Gate {
     /// Hands in what calls to engines came to.
     pub fn called(&self, results: Vec<(CallId, CallResult)>) {
         self.signal(Message::Signal(Command::Called(results)));
+    }
+
+    /// The report of a run's step, which begins a new window; asked again, the same (REP1).
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn take_step(
+        &self,
+        run: RunId,
+        step: u64,
+    ) -> Result<Answered<Box<StepReport>>, GateError> {
+        match self.one(Command::TakeStep { run, step }).await? {
+            (seq, Reply::Step(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Looks at the window of a run without draining it.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn peek_step(&self, run: RunId) -> Result<Box<StepReport>, GateError> {
+        match self.one(Command::PeekStep(run)).await? {
+            (_, Reply::Step(report)) => Ok(report),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads a slice of the step reports, newest first.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn list_steps(&self, slice: Slice<StepNo>) -> Result<Page<StepReport>, GateError> {
+        match self.one(Command::ListSteps(slice)).await? {
+            (_, Reply::Steps(page)) => Ok(page),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads decisions, oldest first: those after a number, or the last ones.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn decisions(
+        &self,
+        after: Option<u64>,
+        most: usize,
+    ) -> Result<Page<DecisionEntry>, GateError> {
+        match self.one(Command::ListDecisions { after, most }).await? {
+            (_, Reply::Decisions(page)) => Ok(page),
+            (_, other) => Err(unexpected(&other)),
+        }
     }
 
     /// Reads the epochs, newest first.

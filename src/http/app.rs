@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::clock::Clock;
 use crate::gate::Gate;
+use crate::history::History;
 
 /// Each backup under way keeps a picture of the store in memory.
 const BACKUPS_AT_ONCE: usize = 1;
@@ -76,6 +77,7 @@ struct Inner {
     config: HttpConfig,
     fleet: watch::Receiver<Arc<FleetDetails>>,
     notices: watch::Receiver<Vec<ShellNotice>>,
+    history: History,
     started: Instant,
     request_salt: u64,
     requests: AtomicU64,
@@ -90,6 +92,7 @@ impl App {
         config: HttpConfig,
         fleet: watch::Receiver<Arc<FleetDetails>>,
         notices: watch::Receiver<Vec<ShellNotice>>,
+        history: History,
         request_salt: u64,
     ) -> Self {
         Self {
@@ -98,6 +101,7 @@ impl App {
                 config,
                 fleet,
                 notices,
+                history,
                 started: Instant::now(),
                 request_salt,
                 requests: AtomicU64::new(1),
@@ -122,6 +126,11 @@ impl App {
     #[must_use]
     pub fn fleet(&self) -> Arc<FleetDetails> {
         Arc::clone(&self.inner.fleet.borrow())
+    }
+
+    /// Figures over time.
+    pub(super) fn history(&self) -> &History {
+        &self.inner.history
     }
 
     /// Notices of the shell.

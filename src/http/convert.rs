@@ -16,7 +16,7 @@ use kvgate_core::effect::{
 use kvgate_core::ids::{EngineId, IdError, Label, SessionId, TicketId};
 use kvgate_core::policy::ttl_in_range;
 use kvgate_core::state::{EpochCause, EpochEntry};
-use kvgate_core::tally::LocalBypass;
+use kvgate_core::tally::{CancelledHow, LocalBypass};
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Ppm, Span, TOKENS_MAX, Timestamp, Tokens};
 
@@ -578,10 +578,42 @@ pub(super) fn ratio(share: Ppm) -> f64 {
     f64::from(share.get()) / f64::from(Ppm::ONE.get())
 }
 
-const fn wire_scope(scope: Scope) -> wire::Scope {
+pub(super) const fn wire_scope(scope: Scope) -> wire::Scope {
     match scope {
         Scope::Train => wire::Scope::Train,
         Scope::Eval => wire::Scope::Eval,
+    }
+}
+
+/// Why a request goes ahead without a lease, in the word of the answer.
+pub(super) const fn bypass_word(reason: BypassReason) -> &'static str {
+    match reason {
+        BypassReason::Disabled => "disabled",
+        BypassReason::OutOfScope => "out_of_scope",
+        BypassReason::Protected => "protected",
+        BypassReason::Degraded => "degraded",
+        BypassReason::Oversize => "oversize",
+        BypassReason::QueueFull => "queue_full",
+        BypassReason::Aged => "aged",
+    }
+}
+
+/// Why a request waits, in the word of the answer.
+pub(super) const fn wait_word(reason: WaitReason) -> &'static str {
+    match reason {
+        WaitReason::BehindOlder => "behind_older",
+        WaitReason::PressureGuard => "pressure_guard",
+        WaitReason::CapacityExhausted => "capacity_exhausted",
+    }
+}
+
+/// Why a ticket counts as cancelled.
+pub(super) const fn cancelled_word(how: CancelledHow) -> &'static str {
+    match how {
+        CancelledHow::Withdrawn => "withdrawn",
+        CancelledHow::SessionClosed => "session_closed",
+        CancelledHow::Dropped => "dropped",
+        CancelledHow::TakenBack => "taken_back",
     }
 }
 

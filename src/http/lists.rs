@@ -25,29 +25,22 @@ use super::extract::Query;
 use super::problem::Fault;
 use crate::gate::{Gate, GateError};
 
-const LIMIT_DEFAULT: usize = 100;
+pub(super) const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1_000;
 
 // ---- pages -------------------------------------------------------------------------------------
 
 /// Which of the rows that match are shown.
 #[derive(Debug)]
-struct Paging {
+pub(super) struct Paging {
     limit: usize,
     /// First key of the page; `None` for the first page.
     from: Option<u64>,
 }
 
 impl Paging {
-    fn read(query: &mut Query) -> Result<Self, Fault> {
-        let limit = match query.take("limit") {
-            None => LIMIT_DEFAULT,
-            Some(text) => text
-                .parse()
-                .ok()
-                .filter(|limit| (1..=LIMIT_MAX).contains(limit))
-                .ok_or_else(|| Fault::field("?limit", "must be an integer from 1 to 1000"))?,
-        };
+    pub(super) fn read(query: &mut Query) -> Result<Self, Fault> {
+        let limit = limit(query)?.unwrap_or(LIMIT_DEFAULT);
         let from = query.take("cursor").map(|text| {
             text.strip_prefix('c')
                 .and_then(|number| u64::from_str_radix(number, 36).ok())
@@ -83,6 +76,18 @@ impl IntoParams for Paging {
     }
 }
 
+/// Rows that are wanted at most.
+pub(super) fn limit(query: &mut Query) -> Result<Option<usize>, Fault> {
+    let Some(text) = query.take("limit") else {
+        return Ok(None);
+    };
+    let limit = text.parse().ok();
+    limit
+        .filter(|limit| (1..=LIMIT_MAX).contains(limit))
+        .map(Some)
+        .ok_or_else(|| Fault::field("?limit", "must be an integer from 1 to 1000"))
+}
+
 /// What a page is continued with. Opaque to callers.
 fn cursor(mut key: u64) -> String {
     let mut digits = Vec::new();
@@ -101,7 +106,7 @@ fn cursor(mut key: u64) -> String {
 
 /// In which order keys come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Order {
+pub(super) enum Order {
     OldestFirst,
     NewestFirst,
 }
@@ -177,7 +182,7 @@ impl<T> Gathered<T> {
 }
 
 /// A kind of row that the gate hands out in slices.
-trait Row: Sized + Send {
+pub(super) trait Row: Sized + Send {
     type Item: Serialize + Send;
     const ORDER: Order;
 
@@ -187,7 +192,7 @@ trait Row: Sized + Send {
     fn item(&self, shown: &Shown) -> Self::Item;
 }
 
-const fn slice<K>(from: K) -> Slice<K>
+pub(super) const fn slice<K>(from: K) -> Slice<K>
 where
     K: Copy,
 {
@@ -266,7 +271,7 @@ impl Row for CloseIntent {
 }
 
 /// Looks at all rows, since the answer says how many match.
-async fn list<R: Row>(
+pub(super) async fn list<R: Row>(
     app: &App,
     page: Paging,
     takes: impl Fn(&R) -> bool + Send,

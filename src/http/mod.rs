@@ -13,11 +13,13 @@ mod delivery;
 mod extract;
 mod front;
 mod health;
+mod history;
 mod leases;
 mod lists;
 mod metrics;
 mod openapi;
 mod problem;
+mod report;
 mod server;
 mod sessions;
 mod status;
@@ -64,6 +66,10 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(status::state))
         .routes(routes!(status::engines))
         .routes(routes!(lists::epochs))
+        .routes(routes!(report::take, report::list))
+        .routes(routes!(report::current))
+        .routes(routes!(report::decisions))
+        .routes(routes!(history::history))
         .routes(routes!(backup::backup))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))

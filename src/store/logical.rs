@@ -2,21 +2,23 @@
 //!
 //! One JSON object a line. The first line says what it is and how much follows, the last one how many
 //! lines came before it and their CRC-32. In between stand the rows: facts of the store, counters,
-//! starts, epochs, engines, close intents, last uses of sessions, tickets, each list in the order of
-//! its keys. Copies of version 1 know no closes: what they do not say begins at nothing.
+//! starts, epochs, engines, close intents, last uses of sessions, windows of runs, step reports,
+//! tickets, each list in the order of its keys. Copies of version 1 know no closes, those of version 2
+//! no step reports: what they do not say begins at nothing.
 //!
 //! Whoever reads one takes nothing on trust: an unknown kind of line, a field too many, a row that
 //! stands twice or out of order, a missing end or a wrong sum are refused with the line's number.
 
 mod shapes;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, BufRead, Read};
 
 use crc32fast::Hasher;
 use kvgate_core::close::{CloseIntent, TargetState};
-use kvgate_core::ids::{Epoch, IdError, Issue, SessionId};
-use kvgate_core::policy::{CLOSE_EXCEPTIONS_MAX, EPOCHS_MAX, STARTS_MAX};
+use kvgate_core::ids::{Epoch, IdError, Issue, RunId, SessionId};
+use kvgate_core::policy::{CLOSE_EXCEPTIONS_MAX, EPOCHS_MAX, RUNS_MAX, STARTS_MAX, STEPS_MAX};
+use kvgate_core::report::{StepReport, Window};
 use kvgate_core::state::{EpochCause, EpochEntry};
 use kvgate_core::store::Image;
 use kvgate_core::ticket::{Stage, Ticket};
@@ -28,7 +30,7 @@ use self::shapes::{Counts, Line};
 const FORMAT: &str = "kvgate-backup";
 
 /// The newest form of copies that is known here.
-const FORMAT_VERSION: u32 = 2;
+const FORMAT_VERSION: u32 = 3;
 
 /// Longest line that is read: a close on as many engines as a router may list fits, each with the
 /// longest address and what it answered.
@@ -92,6 +94,8 @@ pub struct CopyPieces {
     image: Image,
     closes: VecDeque<CloseIntent>,
     sessions: VecDeque<(SessionId, Timestamp)>,
+    windows: VecDeque<(Option<RunId>, Window)>,
+    steps: VecDeque<StepReport>,
     tickets: VecDeque<Ticket>,
     stage: WriteStage,
     lines: u64,
@@ -115,6 +119,8 @@ impl CopyPieces {
             image,
             closes: VecDeque::new(),
             sessions: VecDeque::new(),
+            windows: VecDeque::new(),
+            steps: VecDeque::new(),
             tickets: VecDeque::new(),
             stage: WriteStage::Head,
             lines: 0,
@@ -135,7 +141,7 @@ impl CopyPieces {
         self.sum.update(piece.get(from..).unwrap_or_default());
     }
 
-    /// Everything but the bulk: closes, last uses and tickets.
+    /// Everything but the bulk: closes, last uses, windows, step reports and tickets.
     fn put_head(&mut self, piece: &mut Vec<u8>) {
         self.put(piece, &Line::header(&self.image, Counts::of(&self.image)));
         self.put(piece, &Line::meta(&self.image));
@@ -151,6 +157,8 @@ impl CopyPieces {
         }
         self.closes = std::mem::take(&mut self.image.closes).into();
         self.sessions = std::mem::take(&mut self.image.sessions).into();
+        self.windows = std::mem::take(&mut self.image.windows).into();
+        self.steps = std::mem::take(&mut self.image.steps).into();
         self.tickets = std::mem::take(&mut self.image.tickets).into();
     }
 
@@ -162,6 +170,14 @@ impl CopyPieces {
             .or_else(|| {
                 let (session, used) = self.sessions.pop_front()?;
                 Some(Line::session(&session, used))
+            })
+            .or_else(|| {
+                let (run, window) = self.windows.pop_front()?;
+                Some(Line::window(run.as_ref(), &window))
+            })
+            .or_else(|| {
+                let report = self.steps.pop_front()?;
+                Some(Line::step(&report))
             })
             .or_else(|| {
                 let ticket = self.tickets.pop_front()?;
@@ -238,6 +254,8 @@ enum ReadStage {
     Engines,
     Closes,
     Sessions,
+    Windows,
+    Steps,
     Tickets,
     End,
 }
@@ -275,6 +293,8 @@ impl Reading {
             Line::Engine(_) => ReadStage::Engines,
             Line::Close(_) => ReadStage::Closes,
             Line::Session(_) => ReadStage::Sessions,
+            Line::Window(_) => ReadStage::Windows,
+            Line::Step(_) => ReadStage::Steps,
             Line::Ticket(_) => ReadStage::Tickets,
             Line::End(_) => ReadStage::End,
         })?;
@@ -290,6 +310,8 @@ impl Reading {
             Line::Engine(engine) => self.image.engines.push(engine.decoded()?),
             Line::Close(close) => self.image.closes.push(close.decoded()?),
             Line::Session(session) => self.image.sessions.push(session.decoded()?),
+            Line::Window(window) => self.image.windows.push(window.decoded()?),
+            Line::Step(report) => self.image.steps.push(report.decoded()?),
             Line::Ticket(ticket) => self.image.tickets.push(ticket.decoded()?),
             Line::End(end) => {
                 if end.lines != self.lines {
@@ -318,6 +340,8 @@ impl Reading {
                 | ReadStage::Engines
                 | ReadStage::Closes
                 | ReadStage::Sessions
+                | ReadStage::Windows
+                | ReadStage::Steps
                 | ReadStage::Tickets
         );
         let in_order = if next <= ReadStage::Tally {
@@ -356,7 +380,8 @@ impl Reading {
 }
 
 /// What holds in every store: keys in order and once, lists within their bounds, no lease number
-/// held twice or still to be given (ID2), closes as they may stand (CLO2).
+/// held twice or still to be given (ID2), closes as they may stand (CLO2), one report of a step
+/// (REP1).
 pub(super) fn check(image: &Image) -> Result<(), &'static str> {
     if !image.tickets.is_sorted_by(|one, next| one.row < next.row) {
         return Err("a ticket's row stands twice or out of order");
@@ -397,7 +422,8 @@ pub(super) fn check(image: &Image) -> Result<(), &'static str> {
     if !held.is_sorted_by(|one, next| one < next) {
         return Err("a lease stands twice");
     }
-    check_closes(image)
+    check_closes(image)?;
+    check_steps(image)
 }
 
 /// The same for closes and last uses of sessions.
@@ -446,6 +472,36 @@ fn check_finished(close: &CloseIntent) -> Result<(), &'static str> {
         .any(|state| named(*state) > u64::from(close.count(*state)))
     {
         return Err("a finished close names an engine that it does not count");
+    }
+    Ok(())
+}
+
+/// The same for windows and step reports.
+fn check_steps(image: &Image) -> Result<(), &'static str> {
+    if !image.windows.is_sorted_by(|one, next| one.0 < next.0) {
+        return Err("the window of a run stands twice or out of order");
+    }
+    let runs = image.windows.iter().filter(|(run, _)| run.is_some());
+    if runs.count() > RUNS_MAX || image.steps.len() > STEPS_MAX {
+        return Err("there are more runs or step reports than a store keeps");
+    }
+    if !image
+        .steps
+        .is_sorted_by(|one, next| one.number < next.number)
+    {
+        return Err("a step report stands twice or out of order");
+    }
+    let mut steps = BTreeSet::new();
+    for report in &image.steps {
+        let in_range = |number: u64, from| (from..=NUMBER_MAX).contains(&number);
+        if !report.number.is_some_and(|number| in_range(number.0, 1))
+            || !report.step.is_some_and(|step| in_range(step, 0))
+        {
+            return Err("a step report has a number outside its range");
+        }
+        if !steps.insert((&report.run, report.step)) {
+            return Err("a step has two reports");
+        }
     }
     Ok(())
 }
@@ -511,6 +567,8 @@ impl Counts {
             engines: count(image.engines.len()),
             closes: count(image.closes.len()),
             sessions: count(image.sessions.len()),
+            windows: count(image.windows.len()),
+            steps: count(image.steps.len()),
             tickets: count(image.tickets.len()),
         }
     }
@@ -522,6 +580,8 @@ impl Counts {
             && found.engines <= self.engines
             && found.closes <= self.closes
             && found.sessions <= self.sessions
+            && found.windows <= self.windows
+            && found.steps <= self.steps
             && found.tickets <= self.tickets
     }
 }

@@ -77,6 +77,10 @@ pub struct Inspection {
     pub closes_failed: u64,
     /// Sessions that hold a lease, wait, have a close, or whose last use is kept.
     pub sessions: u64,
+    /// Step reports that are kept.
+    pub steps: u64,
+    /// Runs that have a window of their own (REP1).
+    pub runs: u64,
 }
 
 /// Looks into the store of a directory: checks its integrity, loads everything, leaves the file as
@@ -136,6 +140,8 @@ impl Look {
             closes_finished: 0,
             closes_failed: 0,
             sessions: 0,
+            steps: 0,
+            runs: 0,
         };
         let image = &self.seen.image;
         let mut sessions: BTreeSet<&SessionId> = image.sessions.iter().map(|(id, _)| id).collect();
@@ -171,6 +177,9 @@ impl Look {
             found.closes_failed = found.closes_failed.saturating_add(failed);
         }
         found.sessions = u64::try_from(sessions.len()).unwrap_or(u64::MAX);
+        found.steps = u64::try_from(image.steps.len()).unwrap_or(u64::MAX);
+        let runs = image.windows.iter().filter(|(run, _)| run.is_some());
+        found.runs = u64::try_from(runs.count()).unwrap_or(u64::MAX);
         found
     }
 

@@ -20,7 +20,9 @@ use super::error::{CommitError, OpenError};
 use super::migrations::META;
 use super::rows::{self, Head, RowError};
 use super::space::{self, Space, Watch};
-use super::tables::{CLEAN, CLOSES, ENGINES, EPOCHS, HEAD, SESSIONS, STARTS, TALLY, TICKETS};
+use super::tables::{
+    CLEAN, CLOSES, ENGINES, EPOCHS, HEAD, SESSIONS, STARTS, STEPS, TALLY, TICKETS, WINDOW, WINDOWS,
+};
 
 /// The store.
 #[derive(Debug)]
@@ -106,6 +108,23 @@ impl Rows {
                 .sessions
                 .push(rows::decode_session(key.value(), value.value())?);
         }
+        if let Some(value) = meta.get(WINDOW)? {
+            let window = rows::decode_window(value.value())?;
+            image.windows.push((None, window));
+        }
+        for row in transaction.open_table(WINDOWS)?.iter()? {
+            let (key, value) = row?;
+            rows.count(key.value().len(), value.value().len());
+            let (run, window) = rows::decode_window_of(key.value(), value.value())?;
+            image.windows.push((Some(run), window));
+        }
+        for row in transaction.open_table(STEPS)?.iter()? {
+            let (key, value) = row?;
+            rows.count(NUMBER, value.value().len());
+            image
+                .steps
+                .push(rows::decode_step(key.value(), value.value())?);
+        }
         Ok((image, rows))
     }
 
@@ -166,6 +185,22 @@ impl Rows {
             rows::encode_session(*used, buffer)?;
             let id = session.as_str();
             rows.put(&mut sessions, id, id.len(), buffer)?;
+        }
+        let mut windows = transaction.open_table(WINDOWS)?;
+        for (run, window) in &image.windows {
+            rows::encode_window(window, buffer)?;
+            match run {
+                Some(run) => {
+                    let run = run.as_str();
+                    rows.put(&mut windows, run, run.len(), buffer)?;
+                }
+                None => rows.put(&mut meta, WINDOW, WINDOW.len(), buffer)?,
+            }
+        }
+        let mut steps = transaction.open_table(STEPS)?;
+        for report in &image.steps {
+            let number = rows::encode_step(report, buffer)?;
+            rows.put(&mut steps, number.0, NUMBER, buffer)?;
         }
         Ok(rows)
     }
@@ -266,6 +301,7 @@ impl RedbStore {
                 tickets: transaction.open_table(TICKETS)?,
                 closes: None,
                 sessions: None,
+                windows: None,
                 transaction: &transaction,
                 rows: &mut self.rows,
                 buffer: &mut self.buffer,
@@ -295,6 +331,7 @@ struct Writing<'t> {
     tickets: Table<'t, u64, &'static [u8]>,
     closes: Option<Table<'t, u64, &'static [u8]>>,
     sessions: Option<Table<'t, &'static str, &'static [u8]>>,
+    windows: Option<Table<'t, &'static str, &'static [u8]>>,
 }
 
 impl Writing<'_> {
@@ -349,6 +386,31 @@ impl Writing<'_> {
                 let sessions = opened(&mut self.sessions, self.transaction, SESSIONS)?;
                 let id = session.as_str();
                 self.rows.take(sessions, id, id.len())
+            }
+            Record::Step(report) => {
+                let number = rows::encode_step(report, self.buffer)?;
+                let mut steps = self.transaction.open_table(STEPS)?;
+                self.rows.put(&mut steps, number.0, NUMBER, self.buffer)
+            }
+            Record::StepForgotten(number) => {
+                let mut steps = self.transaction.open_table(STEPS)?;
+                self.rows.take(&mut steps, number.0, NUMBER)
+            }
+            Record::Window(run, window) => {
+                rows::encode_window(window, self.buffer)?;
+                let Some(run) = run else {
+                    return self
+                        .rows
+                        .put(&mut self.meta, WINDOW, WINDOW.len(), self.buffer);
+                };
+                let windows = opened(&mut self.windows, self.transaction, WINDOWS)?;
+                let run = run.as_str();
+                self.rows.put(windows, run, run.len(), self.buffer)
+            }
+            Record::WindowForgotten(run) => {
+                let windows = opened(&mut self.windows, self.transaction, WINDOWS)?;
+                let run = run.as_str();
+                self.rows.take(windows, run, run.len())
             }
         }
     }

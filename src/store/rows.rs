@@ -14,20 +14,23 @@ use kvgate_core::close::{
 };
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
 use kvgate_core::ids::{
-    CloseId, CloseNo, EngineId, Epoch, IdError, Issue, Label, LeaseId, RowNo, Seq, SessionId,
-    TicketId,
+    CloseId, CloseNo, EngineId, Epoch, IdError, Issue, Label, LeaseId, RowNo, RunId, Seq,
+    SessionId, StepNo, TicketId,
 };
 use kvgate_core::reading::{Role, StartMark};
+use kvgate_core::report::{Standing, StepReport, Window};
 use kvgate_core::state::{EngineRow, EpochCause, EpochEntry, Start};
 use kvgate_core::tally::{ScopeTally, Tally};
 use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Stage, Terms, Ticket};
-use kvgate_core::units::{Span, Timestamp, Tokens};
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 use serde::{Deserialize, Serialize};
 
 /// Version byte of shapes that are as they began.
 const FIRST: u8 = 1;
-/// Version byte of engines and counters: schema 2 gave them what is known of closes.
+/// Version byte of engines: schema 2 gave them, and the counters, what is known of closes.
 const SECOND: u8 = 2;
+/// Version byte of the counters: schema 3 gave them what readings told of usage.
+const THIRD: u8 = 3;
 
 /// A value that this version cannot read.
 #[derive(Debug, thiserror::Error)]
@@ -689,6 +692,8 @@ struct TallyRow {
     close_failures: u64,
     close_deliveries: Vec<u64>,
     sessions_reopened: u64,
+    usage_rounds: u64,
+    usage_sum: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -700,7 +705,11 @@ struct ScopeTallyRow {
 }
 
 pub fn encode_tally(tally: &Tally, buffer: &mut Vec<u8>) -> Result<(), RowError> {
-    let row = TallyRow {
+    encode(THIRD, &tally_row(tally), buffer)
+}
+
+fn tally_row(tally: &Tally) -> TallyRow {
+    TallyRow {
         scopes: tally
             .scopes
             .iter()
@@ -719,12 +728,16 @@ pub fn encode_tally(tally: &Tally, buffer: &mut Vec<u8>) -> Result<(), RowError>
         close_failures: tally.close_failures,
         close_deliveries: tally.close_deliveries.to_vec(),
         sessions_reopened: tally.sessions_reopened,
-    };
-    encode(SECOND, &row, buffer)
+        usage_rounds: tally.usage_rounds,
+        usage_sum: tally.usage_sum,
+    }
 }
 
 pub fn decode_tally(bytes: &[u8]) -> Result<Tally, RowError> {
-    let row: TallyRow = decode(SECOND, bytes)?;
+    Ok(tally_of(&decode(THIRD, bytes)?))
+}
+
+fn tally_of(row: &TallyRow) -> Tally {
     let mut tally = Tally {
         leases_ended: counters(&row.leases_ended),
         granted_after_wait: row.granted_after_wait,
@@ -734,6 +747,8 @@ pub fn decode_tally(bytes: &[u8]) -> Result<Tally, RowError> {
         close_failures: row.close_failures,
         close_deliveries: counters(&row.close_deliveries),
         sessions_reopened: row.sessions_reopened,
+        usage_rounds: row.usage_rounds,
+        usage_sum: row.usage_sum,
         ..Tally::default()
     };
     for (scope, stored) in tally.scopes.iter_mut().zip(&row.scopes) {
@@ -744,7 +759,111 @@ pub fn decode_tally(bytes: &[u8]) -> Result<Tally, RowError> {
             cancelled: counters(&stored.cancelled),
         };
     }
-    Ok(tally)
+    tally
+}
+
+/// The window of a run; the run is the key. The counters stand last, so that they can grow as their
+/// own row does.
+#[derive(Serialize, Deserialize)]
+struct WindowRow {
+    from: u64,
+    usage_peak: Option<u32>,
+    base: TallyRow,
+}
+
+pub fn encode_window(window: &Window, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    let row = WindowRow {
+        from: window.from.millis(),
+        usage_peak: window.usage_peak.map(Ppm::get),
+        base: tally_row(&window.base),
+    };
+    encode(FIRST, &row, buffer)
+}
+
+/// Decodes the window of runs that are new.
+pub fn decode_window(bytes: &[u8]) -> Result<Window, RowError> {
+    let row: WindowRow = decode(FIRST, bytes)?;
+    Ok(Window {
+        from: Timestamp::from_millis(row.from),
+        base: Box::new(tally_of(&row.base)),
+        usage_peak: row.usage_peak.map(share).transpose()?,
+    })
+}
+
+/// Decodes the window of the run that it stood under.
+pub fn decode_window_of(run: &str, bytes: &[u8]) -> Result<(RunId, Window), RowError> {
+    Ok((RunId::new(run)?, decode_window(bytes)?))
+}
+
+fn share(millionths: u32) -> Result<Ppm, RowError> {
+    Ppm::new(millionths).ok_or(RowError::Range)
+}
+
+/// A step report; its number is the key. The counters stand last here too.
+#[derive(Serialize, Deserialize)]
+struct StepRow<'a> {
+    run: &'a str,
+    step: u64,
+    from: u64,
+    to: u64,
+    usage_peak: Option<u32>,
+    session_lifecycle: bool,
+    waiting: u64,
+    ceiling: u64,
+    reserved: u64,
+    leases: u64,
+    epoch: u64,
+    degraded: bool,
+    counts: TallyRow,
+}
+
+/// Encodes a report and gives its key. A look at a window that goes on has neither number nor step,
+/// and is no row.
+pub fn encode_step(report: &StepReport, buffer: &mut Vec<u8>) -> Result<StepNo, RowError> {
+    let (Some(number), Some(step)) = (report.number, report.step) else {
+        return Err(RowError::Range);
+    };
+    let standing = &report.standing;
+    let row = StepRow {
+        run: report.run.as_str(),
+        step,
+        from: report.from.millis(),
+        to: report.to.millis(),
+        usage_peak: report.usage_peak.map(Ppm::get),
+        session_lifecycle: standing.session_lifecycle,
+        waiting: standing.waiting,
+        ceiling: standing.ceiling.get(),
+        reserved: standing.reserved.get(),
+        leases: standing.leases,
+        epoch: standing.epoch.0,
+        degraded: standing.degraded,
+        counts: tally_row(&report.counts),
+    };
+    encode(FIRST, &row, buffer)?;
+    Ok(number)
+}
+
+/// Decodes a report that stood under `number`.
+pub fn decode_step(number: u64, bytes: &[u8]) -> Result<StepReport, RowError> {
+    let row: StepRow<'_> = decode(FIRST, bytes)?;
+    Ok(StepReport {
+        number: Some(StepNo(number)),
+        run: RunId::new(row.run)?,
+        step: Some(row.step),
+        from: Timestamp::from_millis(row.from),
+        to: Timestamp::from_millis(row.to),
+        counts: Box::new(tally_of(&row.counts)),
+        usage_peak: row.usage_peak.map(share).transpose()?,
+        standing: Standing {
+            session_lifecycle: row.session_lifecycle,
+            waiting: row.waiting,
+            ceiling: tokens(row.ceiling)?,
+            reserved: tokens(row.reserved)?,
+            leases: row.leases,
+            epoch: Epoch(row.epoch),
+            degraded: row.degraded,
+        },
+    })
 }
 
 /// Stored counters in their order; those that a later version added begin at 0.

@@ -16,10 +16,17 @@ pub const ENGINES: TableDefinition<&str, &[u8]> = TableDefinition::new("engines"
 pub const CLOSES: TableDefinition<u64, &[u8]> = TableDefinition::new("closes");
 /// Last use of sessions by session id, while idle sessions are closed.
 pub const SESSIONS: TableDefinition<&str, &[u8]> = TableDefinition::new("sessions");
+/// Windows of step reports by run. A run may have the empty name, so the window of runs that are new
+/// stands in the table `meta`.
+pub const WINDOWS: TableDefinition<&str, &[u8]> = TableDefinition::new("windows");
+/// Step reports by number.
+pub const STEPS: TableDefinition<u64, &[u8]> = TableDefinition::new("steps");
 
 /// Key in the table `meta`: term, seq, time and next issue number, in every commit.
 pub const HEAD: &str = "head";
 /// Key in the table `meta`: the counters.
 pub const TALLY: &str = "tally";
+/// Key in the table `meta`: the window of runs that are new.
+pub const WINDOW: &str = "window";
 /// Key in the table `meta`: one byte, 1 after an orderly stop.
 pub const CLEAN: &str = "clean";

@@ -402,7 +402,7 @@ async fn what_is_not_served_is_a_problem() {
         "/v1/sessions/a/b",
         "/v1/closes/",
         "/v1/settings",
-        "/v1/steps/current",
+        "/v1/steps/7",
         "/nothing",
         "//v1/state",
         "/v1/state/",

@@ -76,8 +76,8 @@ async fn wait_for(gate: &Gate, phase: Phase) {
 
 /// Hands in rounds, as a poller does, until the store is open again and takes one.
 async fn reopened(gate: &Gate) {
-    while try_read(gate).await.is_err() {}
-    wait_for(gate, Phase::Ready).await;
+    // A round that began before the store was open again ends no hold: the next one does.
+    while try_read(gate).await.is_err() || gate.phase() != Phase::Ready {}
 }
 
 async fn read(gate: &Gate) {

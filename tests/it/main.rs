@@ -13,6 +13,7 @@ mod api_closes;
 mod api_contract;
 mod api_delivery;
 mod api_failing;
+mod api_reports;
 mod api_security;
 mod bounds;
 mod cases;

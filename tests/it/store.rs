@@ -12,15 +12,15 @@ use kvgate_core::close::{CallFailure, CallResult, CloseMode, CloseReason, CloseS
 use kvgate_core::command::{Acquire, CloseRequest, Command};
 use kvgate_core::decision::Scope;
 use kvgate_core::effect::{CloseReply, Effect, Reply};
-use kvgate_core::ids::{EngineId, Label, SessionId, TicketId};
+use kvgate_core::ids::{EngineId, Label, RunId, SessionId, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
-use kvgate_core::policy::Policy;
+use kvgate_core::policy::{Policy, RUNS_MAX};
 use kvgate_core::reading::{Reading, Role, Round, RouterAnswer, StartMark, Worker};
 use kvgate_core::store::{Commit, Image, Store, StoreControl};
 use kvgate_core::tally::LocalBypass;
 use kvgate_core::ticket::Sent;
-use kvgate_core::units::{Span, Timestamp, Tokens};
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 
 /// Commits to the store under test and to the reference.
 struct Both {
@@ -59,7 +59,9 @@ pub fn params(now: Timestamp) -> StartParams {
     }
 }
 
+/// A round of busy engines, whose usage rises and falls below the threshold.
 pub fn round(now: Timestamp, names: &[&str], mark: u64) -> Command {
+    let usage = 100_000 + u32::try_from(now.millis() / 100 % 50).unwrap() * 10_000;
     let ids: Vec<EngineId> = names.iter().map(|name| EngineId::new(name)).collect();
     Command::Round(Round {
         began_at: now,
@@ -76,7 +78,11 @@ pub fn round(now: Timestamp, names: &[&str], mark: u64) -> Command {
         readings: ids
             .iter()
             .map(|engine| {
-                let reading = Reading::idle(tokens(1_000));
+                let reading = Reading {
+                    usage: Ppm::new(usage),
+                    running: Some(1),
+                    ..Reading::idle(tokens(1_000))
+                };
                 (engine.clone(), Ok(reading))
             })
             .collect(),
@@ -119,6 +125,15 @@ pub fn close(session: &str, mode: CloseMode) -> Command {
     })
 }
 
+/// A step of one of two runs; the run without a name is one of them.
+pub fn take_step(run: u64, step: u64) -> Command {
+    let run = if run.is_multiple_of(2) { "" } else { "lauf/ß" };
+    Command::TakeStep {
+        run: RunId::new(run).unwrap(),
+        step,
+    }
+}
+
 /// What the calls of a turn come to: now and then each thing that an engine can answer, most of the
 /// time well, and now and then nothing yet. In every second term one engine has no session close.
 pub fn outcomes(effects: &[Effect]) -> Command {
@@ -147,8 +162,8 @@ pub fn outcomes(effects: &[Effect]) -> Command {
 }
 
 /// DUR1, DUR2: whatever a turn promised is on disk as the reference store has it: waiters, leases,
-/// ended tickets, markers, epochs, engines, starts, closes, last uses of sessions and counters, over
-/// several starts, some of which begin an hour later.
+/// ended tickets, markers, epochs, engines, starts, closes, last uses of sessions, windows of runs, step
+/// reports and counters, over several starts, some of which begin an hour later.
 #[test]
 fn keeps_what_the_reference_store_keeps() {
     let directory = tempfile::tempdir().unwrap();
@@ -208,6 +223,16 @@ fn keeps_what_the_reference_store_keeps() {
                 let ticket = format!("{name}-program");
                 turning.handle(acquire_in(&program, &ticket, sent, false, Some(&request)));
             }
+            if turn % 5 == 4 {
+                turning.handle(take_step(turn, start * 40 + turn));
+            }
+            // More runs than have a window.
+            if start == 3 && turn.is_multiple_of(2) {
+                turning.handle(Command::TakeStep {
+                    run: RunId::new(&format!("run {turn:02}")).unwrap(),
+                    step: 0,
+                });
+            }
             let Ok(committed) = turning.finish().commit(&mut both);
             machine = committed.machine;
             effects = committed.effects;
@@ -226,6 +251,7 @@ fn keeps_what_the_reference_store_keeps() {
     let image = open(directory.path()).unwrap().image;
     assert_eq!(image, memory.image());
     assert_eq!(image.term, 4);
+    assert_eq!(image.steps.len(), 52);
     assert!(image.tickets.len() > 100 && image.epochs.len() >= 4 && image.starts.len() == 4);
     assert!(seen.is_everything(), "{seen:?}");
 
@@ -304,6 +330,9 @@ struct Seen {
     uses_most: usize,
     uses_none_again: bool,
     unsupported: bool,
+    usage_peak: bool,
+    runs_most: usize,
+    run_gone: bool,
 }
 
 impl Seen {
@@ -323,13 +352,21 @@ impl Seen {
         self.uses_most = self.uses_most.max(image.sessions.len());
         let mut engines = image.engines.iter();
         self.unsupported |= engines.any(|engine| engine.unsupported_at.is_some());
+        let mut windows = image.windows.iter();
+        self.usage_peak |= windows.any(|(_, window)| window.usage_peak.is_some());
+        self.runs_most = self.runs_most.max(image.windows.len());
+        let mut runs = image.steps.iter().map(|report| &report.run);
+        let windows = &image.windows;
+        let is_gone = |run: &RunId| !windows.iter().any(|(of, _)| of.as_ref() == Some(run));
+        self.run_gone |= runs.any(is_gone);
     }
 
     fn is_everything(&self) -> bool {
         let stages = self.joining && self.delivering && self.done;
         let ends = self.failed && self.reopened && self.unsupported;
-        let forgotten = self.closes_fewer && self.uses_none_again;
-        stages && ends && forgotten && self.closes_most > 5 && self.uses_most > 3
+        let forgotten = self.closes_fewer && self.uses_none_again && self.run_gone;
+        let reports = self.usage_peak && self.runs_most == RUNS_MAX + 1;
+        stages && ends && forgotten && reports && self.closes_most > 5 && self.uses_most > 3
     }
 }
 
@@ -392,7 +429,7 @@ fn refuses_a_newer_schema() {
             error,
             OpenError::Newer {
                 found: 99,
-                known: 2,
+                known: 3,
                 ..
             }
         ),

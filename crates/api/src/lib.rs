@@ -10,6 +10,7 @@ mod answer;
 mod batch;
 mod lease;
 mod problem;
+mod report;
 mod request;
 mod session;
 mod status;
@@ -22,6 +23,7 @@ pub use answer::{
 pub use batch::{BatchOperation, BatchRequest, BatchResult, BatchResults};
 pub use lease::{CancelResult, Lease, Listing, ReleaseResult, Waiter};
 pub use problem::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
+pub use report::{Decision, Decisions, History, SeriesPoints, StepReport, StepRequest};
 pub use request::{
     AcquireRequest, CancelOperation, CloseOperation, CloseRequest, ReleaseOperation,
     ReleaseRequest, RenewOperation, RenewRequest, WaitRequest,
@@ -33,6 +35,6 @@ pub use status::{
 };
 pub use words::{
     AdmitReason, BypassReason, CancelOutcome, CancelReason, CloseEngineState, CloseMode, CloseOff,
-    CloseReason, CloseState, EndReason, EndedAs, EngineKind, EngineRole, EpochCause, ReadingSource,
-    ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
+    CloseReason, CloseState, DecisionAction, EndReason, EndedAs, EngineKind, EngineRole,
+    EpochCause, ReadingSource, ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
 };

@@ -22,6 +22,17 @@ words! {
         /// An evaluation request.
         Eval,
     }
+    /// What was decided about a request.
+    DecisionAction {
+        /// A lease was granted.
+        Admit,
+        /// It was put in line.
+        Wait,
+        /// It goes ahead without a lease.
+        Bypass,
+        /// It was withdrawn, or its grant was taken back.
+        Cancelled,
+    }
     /// Why a request was admitted.
     AdmitReason {
         /// It fits under the ceiling.

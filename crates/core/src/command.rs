@@ -4,7 +4,9 @@ use alloc::vec::Vec;
 
 use crate::close::{CallId, CallResult, CloseMode, CloseReason};
 use crate::decision::Scope;
-use crate::ids::{CloseId, CloseNo, Issue, Label, LeaseId, RowNo, SessionId, SessionNo, TicketId};
+use crate::ids::{
+    CloseId, CloseNo, Issue, Label, LeaseId, RowNo, RunId, SessionId, SessionNo, StepNo, TicketId,
+};
 use crate::policy::Policy;
 use crate::reading::Round;
 use crate::tally::LocalBypass;
@@ -67,6 +69,24 @@ pub enum Command {
     ListSessions(Slice<SessionNo>),
     /// Read a slice of the close intents, newest first: `from` is the highest number looked at.
     ListCloses(Slice<CloseNo>),
+    /// The report of a run's step, which begins a new window; asked again, the same (REP1).
+    TakeStep {
+        /// The run.
+        run: RunId,
+        /// The step.
+        step: u64,
+    },
+    /// Look at the window of a run without draining it.
+    PeekStep(RunId),
+    /// Read a slice of the step reports, newest first: `from` is the highest number looked at.
+    ListSteps(Slice<StepNo>),
+    /// Read decisions, oldest first.
+    ListDecisions {
+        /// Only those after this number; `None` for the last ones.
+        after: Option<u64>,
+        /// How many at most.
+        most: usize,
+    },
     /// Read the epochs, newest first.
     ListEpochs,
     /// Read everything that a restart would bring back, for a copy of the store. The only read whose

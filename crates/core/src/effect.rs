@@ -5,7 +5,9 @@ use alloc::vec::Vec;
 
 use crate::close::{CloseIntent, EngineCall};
 use crate::decision::{BypassReason, CancelReason, EndHow, WaitReason};
+use crate::decisions::DecisionEntry;
 use crate::ids::{Epoch, LeaseId, Seq, SessionId, SessionNo, TicketId};
+use crate::report::StepReport;
 use crate::state::EpochEntry;
 use crate::store::Image;
 use crate::ticket::{Lease, Terms};
@@ -84,6 +86,12 @@ pub enum Reply {
     Sessions(Page<SessionView>),
     /// To a list of closes, newest first.
     Closes(Page<CloseIntent>),
+    /// To a step or to a look at its window.
+    Step(Box<StepReport>),
+    /// To a list of steps, newest first.
+    Steps(Page<StepReport>),
+    /// To a list of decisions, oldest first.
+    Decisions(Page<DecisionEntry>),
     /// To a list of epochs, newest first.
     Epochs(Vec<EpochEntry>),
     /// To a read of everything that is kept.

@@ -41,8 +41,15 @@ fn checked(text: &str) -> Result<Arc<str>, IdError> {
     Ok(Arc::from(text))
 }
 
+fn checked_unless_empty(text: &str) -> Result<Arc<str>, IdError> {
+    if text.is_empty() {
+        return Ok(Arc::from(text));
+    }
+    checked(text)
+}
+
 macro_rules! text_id {
-    ($(#[$doc:meta])* $name:ident) => {
+    ($(#[$doc:meta])* $name:ident: $check:ident) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Arc<str>);
@@ -53,7 +60,7 @@ macro_rules! text_id {
             /// # Errors
             /// The rule that `text` breaks.
             pub fn new(text: &str) -> Result<Self, IdError> {
-                checked(text).map(Self)
+                $check(text).map(Self)
             }
 
             /// The id as it was given.
@@ -73,16 +80,25 @@ macro_rules! text_id {
 
 text_id! {
     /// One backend attempt; the idempotency key of an acquire (ID1).
-    TicketId
+    TicketId: checked
 }
 text_id! {
     /// One multi-turn program (ID1).
-    SessionId
+    SessionId: checked
 }
 text_id! {
     /// A caller's label: the id of the engine request, or the name of the client. Same rules as ID1.
-    Label
+    Label: checked
 }
+
+text_id! {
+    /// A training run that takes step reports (REP1). Same rules as ID1, but it may be empty.
+    RunId: checked_unless_empty
+}
+
+/// Number of a step report, from 1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct StepNo(pub u64);
 
 /// A member engine: its normalised base URL (CAP1). The fleet room makes them.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -7,8 +7,9 @@ use alloc::vec::Vec;
 
 use crate::batch::Batch;
 use crate::capacity::{Fleet, FleetConfig};
+use crate::decisions::Decisions;
 use crate::fanout::Fanout;
-use crate::ids::{CloseNo, Issue, LeaseId, RowNo, Term};
+use crate::ids::{CloseNo, Issue, LeaseId, RowNo, RunId, Term};
 use crate::policy::{
     FIRST_ROUND_WAIT, PAUSE_AFTER, PAUSE_EVERY, PAUSE_HOLD_MAX, Policy, RENEWALS_EVERY,
     RESTART_GRACE, TALLY_EVERY,
@@ -73,6 +74,9 @@ pub struct Machine {
     pub(crate) forgotten: Vec<RowNo>,
     pub(crate) forgotten_closes: Vec<CloseNo>,
     pub(crate) fanout: Fanout,
+    /// Windows whose peak was raised since they were last written.
+    pub(crate) raised_windows: BTreeSet<Option<RunId>>,
+    pub(crate) decisions: Decisions,
     pub(crate) hold: Option<Hold>,
     pub(crate) last_turn: Timestamp,
     /// No turn has begun since the take-over.
@@ -120,7 +124,8 @@ impl Machine {
         } = params;
         let now = now.max(image.now);
         let stored_tally = image.tally.clone();
-        let (state, engines) = State::restore(image, seed);
+        let first_window = !image.windows.iter().any(|(run, _)| run.is_none());
+        let (state, engines) = State::restore(image, seed, now);
         let machine = Self {
             fleet: Fleet::restore(fleet, engines, now),
             policy: Arc::new(policy),
@@ -132,6 +137,8 @@ impl Machine {
             renewed_since: None,
             forgotten: Vec::new(),
             forgotten_closes: Vec::new(),
+            raised_windows: BTreeSet::new(),
+            decisions: Decisions::new(now),
             fanout: Fanout::new(Term(state.term.0.saturating_add(1)), now),
             hold: Some(Hold {
                 judged_at: now,
@@ -158,6 +165,10 @@ impl Machine {
             },
         ));
         turn.bring_leases_into_range();
+        if first_window {
+            let window = turn.machine.state.reports.latest.clone();
+            turn.record(Record::Window(None, window));
+        }
         let grace_ends = now.after(turn.machine.policy.claim_grace);
         let waiting: Vec<RowNo> = turn.machine.state.queue.from(RowNo(0)).collect();
         for row in waiting {
@@ -238,6 +249,7 @@ impl Machine {
     pub(crate) fn has_riders(&self) -> bool {
         !self.forgotten.is_empty()
             || !self.forgotten_closes.is_empty()
+            || !self.raised_windows.is_empty()
             || self.state.sessions.has_unsaved()
     }
 
@@ -290,6 +302,7 @@ impl Machine {
     /// one look at each ticket.
     #[must_use]
     pub fn image(&self) -> Image {
+        let (windows, steps) = self.state.reports.kept();
         Image {
             term: self.state.term.0,
             seq: self.state.seq,
@@ -301,6 +314,8 @@ impl Machine {
             engines: self.fleet.rows(),
             closes: self.state.closes.iter().cloned().collect(),
             sessions: self.state.sessions.stored(),
+            windows,
+            steps,
             tally: self.tally_to_store(),
         }
     }

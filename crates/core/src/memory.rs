@@ -4,9 +4,10 @@ use alloc::collections::{BTreeMap, VecDeque};
 use core::convert::Infallible;
 
 use crate::close::CloseIntent;
-use crate::ids::{CloseNo, EngineId, RowNo, Seq, SessionId};
+use crate::ids::{CloseNo, EngineId, RowNo, RunId, Seq, SessionId, StepNo};
 use crate::policy::{EPOCHS_MAX, STARTS_MAX};
 use crate::record::Record;
+use crate::report::{StepReport, Window};
 use crate::state::{EngineRow, EpochEntry, Start};
 use crate::store::{Commit, Image, Store};
 use crate::tally::Tally;
@@ -26,6 +27,8 @@ pub struct MemoryStore {
     engines: BTreeMap<EngineId, EngineRow>,
     closes: BTreeMap<CloseNo, CloseIntent>,
     sessions: BTreeMap<SessionId, Timestamp>,
+    windows: BTreeMap<Option<RunId>, Window>,
+    steps: BTreeMap<StepNo, StepReport>,
     tally: Tally,
     commits: u64,
 }
@@ -49,6 +52,12 @@ impl MemoryStore {
                 .iter()
                 .map(|(id, used)| (id.clone(), *used))
                 .collect(),
+            windows: self
+                .windows
+                .iter()
+                .map(|(run, window)| (run.clone(), window.clone()))
+                .collect(),
+            steps: self.steps.values().cloned().collect(),
             tally: self.tally.clone(),
         }
     }
@@ -106,6 +115,20 @@ impl Store for MemoryStore {
                 }
                 Record::SessionForgotten(session) => {
                     self.sessions.remove(session);
+                }
+                Record::Step(report) => {
+                    if let Some(number) = report.number {
+                        self.steps.insert(number, (**report).clone());
+                    }
+                }
+                Record::StepForgotten(number) => {
+                    self.steps.remove(number);
+                }
+                Record::Window(run, window) => {
+                    self.windows.insert(run.clone(), window.clone());
+                }
+                Record::WindowForgotten(run) => {
+                    self.windows.remove(&Some(run.clone()));
                 }
                 Record::Tally(tally) => self.tally = (**tally).clone(),
             }

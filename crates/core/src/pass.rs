@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use crate::batch::Batch;
 use crate::decide::{Decision, Request};
 use crate::decision::{BypassReason, EndHow};
+use crate::decisions::Decided;
 use crate::effect::{Answer, Effect, Reply};
 use crate::ids::{RowNo, Seq, TicketId};
 use crate::machine::is_remembered_in_memory_only;
@@ -152,6 +153,8 @@ impl Turn {
             return;
         };
         let seq = self.next_seq();
+        let moment = self.machine.moment();
+        self.note_decision(&ticket, self.now.since(since), Decided::Admit, moment);
         let granted = self.grant(ticket, Some(since));
         // A grant in a gap keeps the time at which its caller has been away too long.
         let presence = match self.machine.presences.get(row) {
@@ -177,6 +180,9 @@ impl Turn {
         if let Some(asked) = &ticket.asked {
             self.machine.state.tally.bypass(asked.terms.scope, reason);
         }
+        let moment = self.machine.moment();
+        let waited = self.now.since(since);
+        self.note_decision(&ticket, waited, Decided::Bypass(reason), moment);
         let presence = match self.machine.presences.get(row) {
             Some(Presence::Calls(_)) => Presence::InFlight,
             Some(
@@ -191,7 +197,7 @@ impl Turn {
                 how: EndHow::Bypassed(reason),
                 lease: None,
                 since: Some(since),
-                waited: self.now.since(since),
+                waited,
                 epoch: self.machine.state.epoch,
             }),
             ..ticket
@@ -301,6 +307,8 @@ impl Turn {
             let uses = machine.state.sessions.take_unsaved().into_iter();
             self.records
                 .extend(uses.map(|(session, used)| Record::SessionUsed(session, used)));
+            self.record_raised_windows();
+            let machine = &mut *self.machine;
             if renewals_due {
                 let rows: Vec<RowNo> = core::mem::take(&mut machine.renewed).into_iter().collect();
                 machine.renewed_since = None;

@@ -40,6 +40,12 @@ pub const INCARNATION_SIGNS_WITHIN: Span = Span::from_secs(30);
 pub const PRESSURE_WINDOW: usize = 3;
 /// Readings below the threshold in a row that end pacing (CAP6).
 pub const PACE_READINGS: u32 = 10;
+/// Runs that have a window of their own for step reports (REP1).
+pub const RUNS_MAX: usize = 16;
+/// How many step reports are remembered (section 9).
+pub const STEPS_MAX: usize = 10_000;
+/// How many decisions are remembered, in memory only (section 9).
+pub const DECISIONS_KEPT: usize = 20_000;
 /// Close intents that may be open at once; a close beyond that is refused for now.
 pub const CLOSES_OPEN_MAX: usize = 100_000;
 /// How long finished closes are remembered (section 9).

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use crate::close::CloseIntent;
 use crate::command::{SLICE_MAX, Slice};
 use crate::decision::{CancelReason, EndHow};
+use crate::decisions::{DecisionEntry, Moment};
 use crate::effect::{
     Answer, LeaseGone, LeaseView, Outcome, Page, SessionView, TicketView, WaitStatus, WaiterView,
 };
@@ -207,6 +208,30 @@ impl Machine {
             items,
             more: looked_at.peek().is_some(),
         }
+    }
+
+    /// The figures that a decision of this moment is made from.
+    pub(crate) fn moment(&self) -> Moment {
+        let measure = self.fleet.measure();
+        Moment {
+            reserved: self.state.ledger.reserved(),
+            ceiling: measure.ceiling,
+            full_ceiling: measure.full_ceiling,
+            waiting: self.state.queue.len(),
+            pressure: measure.pressure.as_ref().map(|(worst, _)| *worst),
+            threshold: self.policy.pressure_threshold,
+            paced: self.fleet.paced(),
+            epoch: self.state.epoch,
+        }
+    }
+
+    pub(crate) fn list_decisions(&self, after: Option<u64>, most: usize) -> Page<DecisionEntry> {
+        let most = most.min(SLICE_MAX);
+        let (items, more) = match after {
+            Some(after) => self.decisions.after(after, most),
+            None => (self.decisions.last(most), false),
+        };
+        Page { items, more }
     }
 
     pub(crate) fn list_closes(&self, slice: Slice<CloseNo>) -> Page<CloseIntent> {

@@ -3,7 +3,8 @@
 use alloc::boxed::Box;
 
 use crate::close::CloseIntent;
-use crate::ids::{CloseNo, EngineId, RowNo, SessionId, Term};
+use crate::ids::{CloseNo, EngineId, RowNo, RunId, SessionId, StepNo, Term};
+use crate::report::{StepReport, Window};
 use crate::state::{EngineRow, EpochEntry, Start};
 use crate::tally::Tally;
 use crate::ticket::Ticket;
@@ -33,6 +34,14 @@ pub enum Record {
     SessionUsed(SessionId, Timestamp),
     /// The last use of a session is of no more interest.
     SessionForgotten(SessionId),
+    /// A step report was taken (REP1).
+    Step(Box<StepReport>),
+    /// A step report was forgotten.
+    StepForgotten(StepNo),
+    /// The window of a run, or of runs that are new, stands thus.
+    Window(Option<RunId>, Window),
+    /// The window of a run was forgotten.
+    WindowForgotten(RunId),
     /// The counters stand thus.
     Tally(Box<Tally>),
 }

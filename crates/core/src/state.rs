@@ -18,6 +18,7 @@ use crate::policy::{EPOCHS_MAX, FINISHED_FOR, FINISHED_MAX, STARTS_MAX};
 use crate::queue::Queue;
 use crate::reading::{Role, StartMark};
 use crate::record::Record;
+use crate::report::Reports;
 use crate::sessions::Sessions;
 use crate::store::Image;
 use crate::tally::Tally;
@@ -122,12 +123,14 @@ pub(crate) struct State {
     pub(crate) sessions: Sessions,
     /// Engine requests of held leases, in the order of their bytes: engines match by prefix (CLO3).
     request_ids: BTreeSet<(Label, RowNo)>,
+    pub(crate) reports: Reports,
 }
 
 impl State {
     /// Loads what was stored. `seed` only spreads hash tables; nothing is ever iterated in hash order.
-    pub(crate) fn restore(image: Image, seed: u64) -> (Self, Vec<EngineRow>) {
+    pub(crate) fn restore(image: Image, seed: u64, now: Timestamp) -> (Self, Vec<EngineRow>) {
         let hash = FixedState::with_seed(seed);
+        let first_start = image.starts.first().map_or(now, |start| start.at);
         let mut state = Self {
             term: Term(image.term),
             seq: image.seq,
@@ -147,7 +150,14 @@ impl State {
             closes: Closes::new(),
             sessions: Sessions::new(seed),
             request_ids: BTreeSet::new(),
+            reports: Reports::new(first_start, seed),
         };
+        for (run, window) in image.windows {
+            state.reports.put_window(run.as_ref(), window);
+        }
+        for report in image.steps {
+            state.reports.put_step(report);
+        }
         for (session, used) in &image.sessions {
             state.sessions.restore_use(session, *used, image.now);
         }
@@ -183,6 +193,10 @@ impl State {
             Record::Engine(_) | Record::EngineLeft(_) | Record::Tally(_) => {}
             Record::Close(close) => self.put_close((**close).clone()),
             Record::CloseForgotten(close) => self.remove_close(*close),
+            Record::Step(report) => self.reports.put_step((**report).clone()),
+            Record::StepForgotten(number) => self.reports.remove_step(*number),
+            Record::Window(run, window) => self.reports.put_window(run.as_ref(), window.clone()),
+            Record::WindowForgotten(run) => self.reports.remove_window(run),
             // The book of sessions follows tickets and closes, and knows what of it is stored.
             Record::SessionUsed(..) | Record::SessionForgotten(_) => {}
         }
@@ -416,7 +430,7 @@ mod tests {
                 epoch: Epoch(1),
             }),
         };
-        let (mut state, _) = State::restore(Image::default(), 0);
+        let (mut state, _) = State::restore(Image::default(), 0, Timestamp::default());
         state.put(row(1));
         state.put(row(2));
         state.remove(RowNo(1));

@@ -6,8 +6,9 @@
 use alloc::vec::Vec;
 
 use crate::close::CloseIntent;
-use crate::ids::{Seq, SessionId, Term};
+use crate::ids::{RunId, Seq, SessionId, Term};
 use crate::record::Record;
+use crate::report::{StepReport, Window};
 use crate::state::{EngineRow, EpochEntry, Start};
 use crate::tally::Tally;
 use crate::ticket::Ticket;
@@ -51,6 +52,10 @@ pub struct Image {
     pub closes: Vec<CloseIntent>,
     /// Last use of sessions, by session; kept only while idle sessions are closed (CLO11).
     pub sessions: Vec<(SessionId, Timestamp)>,
+    /// Windows of step reports; `None` is the one of new runs (REP1).
+    pub windows: Vec<(Option<RunId>, Window)>,
+    /// Step reports, by number.
+    pub steps: Vec<StepReport>,
     /// Counters.
     pub tally: Tally,
 }

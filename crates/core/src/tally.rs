@@ -2,7 +2,7 @@
 
 use crate::close::TargetState;
 use crate::decision::{BypassReason, Scope, WaitReason};
-use crate::units::Span;
+use crate::units::{Ppm, Span};
 
 /// Why a ticket counted as cancelled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -110,6 +110,11 @@ pub struct Tally {
     pub close_deliveries: [u64; TargetState::ENDS.len()],
     /// Acquires that used a closed session anew (CLO8).
     pub sessions_reopened: u64,
+    /// Reading rounds that told the usage of an engine, and the sum of the fleet's mean usages in
+    /// parts per million: for means over a window (REP1).
+    pub usage_rounds: u64,
+    /// See above.
+    pub usage_sum: u64,
 }
 
 fn bump<const N: usize, K: PartialEq>(counters: &mut [u64; N], all: &[K; N], key: &K, by: u64) {
@@ -126,6 +131,13 @@ fn read<const N: usize, K: PartialEq>(counters: &[u64; N], all: &[K; N], key: &K
         .zip(all)
         .find(|(_, candidate)| *candidate == key)
         .map_or(0, |(counter, _)| *counter)
+}
+
+/// Each counter less the one that stood there before.
+fn less<const N: usize>(counters: &mut [u64; N], before: &[u64; N]) {
+    for (counter, before) in counters.iter_mut().zip(before) {
+        *counter = counter.saturating_sub(*before);
+    }
 }
 
 impl ScopeTally {
@@ -165,6 +177,38 @@ impl Tally {
             Scope::Train => train,
             Scope::Eval => eval,
         }
+    }
+
+    /// What was counted since these counters stood at `base`.
+    #[must_use]
+    pub fn since(&self, base: &Self) -> Self {
+        let mut since = self.clone();
+        for (scope, before) in since.scopes.iter_mut().zip(&base.scopes) {
+            scope.admit = scope.admit.saturating_sub(before.admit);
+            less(&mut scope.wait, &before.wait);
+            less(&mut scope.bypass, &before.bypass);
+            less(&mut scope.cancelled, &before.cancelled);
+        }
+        less(&mut since.leases_ended, &base.leases_ended);
+        less(&mut since.local_bypasses, &base.local_bypasses);
+        less(&mut since.close_deliveries, &base.close_deliveries);
+        for (counter, before) in [
+            (&mut since.granted_after_wait, base.granted_after_wait),
+            (&mut since.waited_millis, base.waited_millis),
+            (&mut since.closes, base.closes),
+            (&mut since.close_failures, base.close_failures),
+            (&mut since.sessions_reopened, base.sessions_reopened),
+            (&mut since.usage_rounds, base.usage_rounds),
+            (&mut since.usage_sum, base.usage_sum),
+        ] {
+            *counter = counter.saturating_sub(before);
+        }
+        since
+    }
+
+    pub(crate) fn sample_usage(&mut self, mean: Ppm) {
+        self.usage_rounds = self.usage_rounds.saturating_add(1);
+        self.usage_sum = self.usage_sum.saturating_add(u64::from(mean.get()));
     }
 
     /// Ends of counted leases of one kind.

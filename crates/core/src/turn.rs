@@ -9,6 +9,7 @@ use crate::batch::Batch;
 use crate::command::{Acquire, Command, Delivery};
 use crate::decide::{Decision, Request, Situation};
 use crate::decision::{CancelReason, EndHow, Scope, WaitReason};
+use crate::decisions::{Decided, DecisionEntry, Moment};
 use crate::effect::{
     AcquireRefused, Answer, CancelOutcome, Effect, LeaseGone, Outcome, ReleaseOutcome, Reply, Tag,
     Watched,
@@ -136,6 +137,19 @@ impl Turn {
             }
             Command::ListCloses(slice) => {
                 let reply = Reply::Closes(self.machine.list_closes(slice));
+                self.reply(tag, None, reply);
+            }
+            Command::TakeStep { run, step } => self.take_step(tag, run, step),
+            Command::PeekStep(run) => {
+                let reply = Reply::Step(Box::new(self.machine.look_at_window(run)));
+                self.reply(tag, None, reply);
+            }
+            Command::ListSteps(slice) => {
+                let reply = Reply::Steps(self.machine.list_steps(slice));
+                self.reply(tag, None, reply);
+            }
+            Command::ListDecisions { after, most } => {
+                let reply = Reply::Decisions(self.machine.list_decisions(after, most));
                 self.reply(tag, None, reply);
             }
             Command::ListEpochs => {
@@ -285,6 +299,7 @@ impl Turn {
             since,
         };
         let judged_at = self.machine.judged_at();
+        let moment = self.machine.moment();
         let decision = self
             .machine
             .situation(reservation)
@@ -314,6 +329,13 @@ impl Turn {
         if let Some(former) = former {
             self.forget_now(&former);
         }
+        let waited = since.map_or(Span::ZERO, |since| self.now.since(since));
+        let decided = match decision {
+            Decision::Admit => Decided::Admit,
+            Decision::Wait(reason) => Decided::Wait(reason),
+            Decision::Bypass(reason) => Decided::Bypass(reason),
+        };
+        self.note_decision(&ticket, waited, decided, moment);
         match decision {
             Decision::Admit => {
                 let seq = self.next_seq();
@@ -340,7 +362,7 @@ impl Turn {
                         how: EndHow::Bypassed(reason),
                         lease: None,
                         since: None,
-                        waited: since.map_or(Span::ZERO, |since| self.now.since(since)),
+                        waited,
                         epoch: self.machine.state.epoch,
                     }),
                     ..ticket
@@ -357,6 +379,29 @@ impl Turn {
                 self.reply_acquire(tag, seq, answer);
             }
         }
+    }
+
+    /// Keeps a decision for readers, with the figures of its moment.
+    pub(crate) fn note_decision(
+        &mut self,
+        ticket: &Ticket,
+        waited: Span,
+        decided: Decided,
+        moment: Moment,
+    ) {
+        let asked = ticket.asked.as_ref();
+        self.machine.decisions.note(DecisionEntry {
+            number: 0,
+            at: self.now,
+            ticket: ticket.id.clone(),
+            session: asked.map(|asked| asked.session.clone()),
+            client: asked.and_then(|asked| asked.terms.client.clone()),
+            scope: asked.map_or(Scope::Train, |asked| asked.terms.scope),
+            reservation: asked.map_or(Tokens::ZERO, |asked| asked.terms.reservation),
+            waited,
+            decided,
+            moment,
+        });
     }
 
     /// Removes an earlier life of a ticket, in the store too if it stands there.
@@ -639,6 +684,9 @@ impl Turn {
                     | EndHow::TakenBack => CancelledHow::TakenBack,
                 };
                 self.machine.state.tally.cancelled(scope, cancelled);
+                let moment = self.machine.moment();
+                let waited = waited.unwrap_or(Span::ZERO);
+                self.note_decision(&ticket, waited, Decided::Cancelled(cancelled), moment);
             } else if let Some(end) = lease_end(how) {
                 self.machine.state.tally.lease_ended(end);
             }
@@ -738,13 +786,16 @@ impl Turn {
                 .tally
                 .cancelled(asked.terms.scope, counted);
         }
+        let moment = self.machine.moment();
+        let waited = self.now.since(since);
+        self.note_decision(&ticket, waited, Decided::Cancelled(counted), moment);
         let withdrawn = Ticket {
             stage: Stage::Ended(Ended {
                 at: self.now,
                 how,
                 lease: None,
                 since: Some(since),
-                waited: self.now.since(since),
+                waited,
                 epoch: self.machine.state.epoch,
             }),
             ..ticket
@@ -789,6 +840,9 @@ impl Turn {
         let seq = (!applied.records.is_empty()).then(|| self.next_seq());
         for record in applied.records {
             self.record(record);
+        }
+        if !applied.answered.is_empty() {
+            self.sample_usage();
         }
         for engine in &applied.answered {
             self.machine.fanout.seen(engine, self.now);

@@ -15,7 +15,8 @@
 //! | I10 | nobody is told what the store has not kept |
 //! | I11 | every acquire is accounted for, and at the end nothing is left |
 //!
-//! I12 to I15 are about closes and stand in [`crate::closings`].
+//! I12 to I15 are about closes and stand in [`crate::closings`], I16 is about step reports and stands
+//! in [`crate::trackers`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,11 +39,12 @@ use kvgate_core::view::View;
 use crate::closings::{Closings, Judged};
 use crate::faults::KeptCommit;
 use crate::readings::World;
+use crate::trackers::Trackers;
 
 /// An invariant that did not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which: `I1` to `I15`.
+    /// Which: `I1` to `I16`.
     pub invariant: &'static str,
     /// What was seen.
     pub what: String,
@@ -150,6 +152,7 @@ pub(crate) struct Audit {
     leases_ended: u64,
     bypassed_at_once: u64,
     pub(crate) closings: Closings,
+    trackers: Trackers,
     /// How often each thing of the core occurred.
     pub(crate) counts: BTreeMap<&'static str, u64>,
 }
@@ -312,6 +315,7 @@ impl Audit {
             }
         }
         self.closings.whole()?;
+        self.trackers.whole(&self.tally)?;
         self.clocks.clear();
         for id in touched {
             let rows = self.rows.get(&id).map_or(0, BTreeSet::len);
@@ -367,6 +371,10 @@ impl Audit {
             | Record::EngineLeft(_)
             | Record::SessionUsed(..)
             | Record::SessionForgotten(_) => {}
+            Record::Step(_)
+            | Record::StepForgotten(_)
+            | Record::Window(..)
+            | Record::WindowForgotten(_) => self.trackers.kept(record)?,
         }
         Ok(())
     }
@@ -811,6 +819,10 @@ impl Audit {
             }
             Reply::Acquire(Err(_)) => self.count("acquire refused"),
             Reply::Left(Some(answer)) => self.answer(answer)?,
+            Reply::Step(report) => {
+                self.trackers.told(report)?;
+                self.count("step report");
+            }
             Reply::Lease(Ok(view)) => {
                 let known = self.leases.contains_key(&view.lease.id);
                 hold!("I10", known, "{} is not kept", view.lease.id);
@@ -1177,6 +1189,7 @@ impl Audit {
             }
         }
         self.closings.whole()?;
+        self.trackers.whole(&self.tally)?;
         self.accounts()?;
         for (end, row) in &self.ends {
             let Some(Stage::Held(lease)) = self.tickets.get(row).map(|ticket| &ticket.stage) else {

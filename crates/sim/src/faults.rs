@@ -58,6 +58,8 @@ pub enum Planted {
     ForgetsCloses,
     /// Close intents are not kept.
     LosesCloses,
+    /// A restart finds no windows of step reports.
+    ForgetsWindows,
 }
 
 /// One commit as it was kept.
@@ -118,6 +120,7 @@ impl FaultyStore {
             Some(Planted::RepeatsLeaseIds) => image.next_issue = 1,
             Some(Planted::LosesCounters) => image.tally = kvgate_core::tally::Tally::default(),
             Some(Planted::ForgetsCloses) => image.closes.clear(),
+            Some(Planted::ForgetsWindows) => image.windows.clear(),
             Some(Planted::AcksWithoutKeeping | Planted::LosesReleases | Planted::LosesCloses)
             | None => {}
         }

@@ -28,4 +28,6 @@ pub mod report;
 pub mod run;
 #[cfg(feature = "check")]
 mod shell;
+#[cfg(feature = "check")]
+mod trackers;
 pub mod workload;

@@ -12,7 +12,7 @@ use kvgate_core::close::{CallFailure, CallId, CallResult, CallWhat, EngineCall};
 use kvgate_core::command::Command;
 use kvgate_core::decision::EndHow;
 use kvgate_core::effect::{Answer, CloseReply, Effect, Outcome, Reply};
-use kvgate_core::ids::{CloseId, Label, LeaseId, Seq, Term, TicketId};
+use kvgate_core::ids::{CloseId, Label, LeaseId, RunId, Seq, Term, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::policy::{AdmissionScope, Policy};
 use kvgate_core::reading::Round;
@@ -212,6 +212,8 @@ struct Run {
     ended: bool,
     leases: Vec<LeaseId>,
     closes: Vec<CloseId>,
+    /// How often a step report was asked for.
+    steps_asked: u64,
     /// What calls to engines came to and the writer has not heard of.
     came: Vec<(CallId, CallResult)>,
     /// Waiters without an open connection, and since when.
@@ -347,6 +349,7 @@ impl Run {
             ended: false,
             leases: Vec::new(),
             closes: Vec::new(),
+            steps_asked: 0,
             came: Vec::new(),
             alone: BTreeMap::new(),
             events_kept,
@@ -613,6 +616,7 @@ impl Run {
     }
 
     fn operate(&mut self) {
+        self.track();
         let after = self.dice.between(10_000, 150_000);
         self.plan_in(after, Event::Operator);
         let command = match self.dice.between(1, 8) {
@@ -681,6 +685,20 @@ impl Run {
             }
         };
         self.inbox.push(Message::Signal(command));
+    }
+
+    /// A tracker asks for the report of a step, of two runs in turns; every fourth time it asks for the
+    /// last one again.
+    fn track(&mut self) {
+        self.steps_asked = self.steps_asked.saturating_add(1);
+        let step = self
+            .steps_asked
+            .saturating_sub(u64::from(self.steps_asked.is_multiple_of(4)));
+        let name = if step.is_multiple_of(3) { "" } else { "run" };
+        if let Ok(run) = RunId::new(name) {
+            self.inbox
+                .push(Message::Signal(Command::TakeStep { run, step }));
+        }
     }
 
     // ---- callers and the network ---------------------------------------------------------------

@@ -14,7 +14,7 @@ const EVENTS: usize = 60;
 
 /// Everything that a thousand seeds must have met: a promise that nothing tries is not kept by
 /// anybody. A run of `n` seeds wants 100 of each, a smaller one its share.
-const MET: [&str; 99] = [
+const MET: [&str; 100] = [
     "abort sent",
     "abort spared",
     "aborted at work",
@@ -107,6 +107,7 @@ const MET: [&str; 99] = [
     "session used anew",
     "settings changed",
     "start",
+    "step report",
     "store crash",
     "store failure",
     "undelivered",
@@ -154,9 +155,9 @@ fn run_all(seeds: &[u64]) -> Result<Summary, Box<Failure>> {
     failure.map_or(Ok(summary), Err)
 }
 
-/// Invariants I1 to I15 after every turn, and nothing left at the end: DEC1 to DEC4, TIC1 to TIC6,
-/// LEA1 to LEA4, CAP6, TIM1 to TIM3, CNT1, CLO1 to CLO9, CLO11, DUR1, DUR2, DUR6, ID2. Every reason,
-/// fault and race occurs often enough.
+/// Invariants I1 to I16 after every turn, and nothing left at the end: DEC1 to DEC4, TIC1 to TIC6,
+/// LEA1 to LEA4, CAP6, TIM1 to TIM3, CNT1, REP1, CLO1 to CLO9, CLO11, DUR1, DUR2, DUR6, ID2. Every
+/// reason, fault and race occurs often enough.
 #[test]
 fn the_promises_hold_on_every_seed() {
     let seeds: Vec<u64> = (0..seeds()).collect();
@@ -315,4 +316,10 @@ fn a_delivery_that_never_was_is_noticed() {
 #[test]
 fn a_hidden_use_of_a_closed_session_is_noticed() {
     noticed(PlantedFault::HidesReopened, &["I15"]);
+}
+
+/// DUR2, REP1, I16: the windows of step reports are gone after a restart.
+#[test]
+fn forgotten_windows_are_noticed() {
+    noticed(PlantedFault::Store(Planted::ForgetsWindows), &["I16"]);
 }

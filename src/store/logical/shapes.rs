@@ -10,14 +10,15 @@ use kvgate_core::close::{
 };
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
 use kvgate_core::ids::{
-    CloseId, EngineId, Epoch, Issue, Label, LeaseId, RowNo, Seq, SessionId, TicketId,
+    CloseId, EngineId, Epoch, Issue, Label, LeaseId, RowNo, RunId, Seq, SessionId, StepNo, TicketId,
 };
 use kvgate_core::reading::{Role, StartMark};
+use kvgate_core::report::{Standing, StepReport, Window};
 use kvgate_core::state::{EngineRow, EpochCause, EpochEntry, Start};
 use kvgate_core::store::Image;
 use kvgate_core::tally::{ScopeTally, Tally};
 use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Stage, Terms, Ticket};
-use kvgate_core::units::{Span, Timestamp, Tokens};
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 use serde::{Deserialize, Serialize};
 
 use super::{CopyError, FORMAT, FORMAT_VERSION, RowFault, counters, epoch_of};
@@ -35,6 +36,8 @@ pub(super) enum Line {
     Engine(EngineLine),
     Close(CloseLine),
     Session(SessionLine),
+    Window(WindowLine),
+    Step(StepLine),
     Ticket(TicketLine),
     End(End),
 }
@@ -63,6 +66,11 @@ pub(super) struct Counts {
     pub(super) closes: u64,
     #[serde(default)]
     pub(super) sessions: u64,
+    /// Copies of versions 1 and 2 have neither these nor steps.
+    #[serde(default)]
+    pub(super) windows: u64,
+    #[serde(default)]
+    pub(super) steps: u64,
     pub(super) tickets: u64,
 }
 
@@ -141,6 +149,11 @@ pub(super) struct TallyLine {
     close_deliveries: Vec<u64>,
     #[serde(default)]
     sessions_reopened: u64,
+    /// Copies of versions 1 and 2 have neither this nor the next one.
+    #[serde(default)]
+    usage_rounds: u64,
+    #[serde(default)]
+    usage_sum: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -153,6 +166,28 @@ struct ScopeLine {
 }
 
 impl TallyLine {
+    fn of(tally: &Tally) -> Self {
+        let scope = |scope: &ScopeTally| ScopeLine {
+            admit: scope.admit,
+            wait: scope.wait.to_vec(),
+            bypass: scope.bypass.to_vec(),
+            cancelled: scope.cancelled.to_vec(),
+        };
+        Self {
+            scopes: tally.scopes.iter().map(scope).collect(),
+            leases_ended: tally.leases_ended.to_vec(),
+            granted_after_wait: tally.granted_after_wait,
+            waited_ms: tally.waited_millis,
+            local_bypasses: tally.local_bypasses.to_vec(),
+            closes: tally.closes,
+            close_failures: tally.close_failures,
+            close_deliveries: tally.close_deliveries.to_vec(),
+            sessions_reopened: tally.sessions_reopened,
+            usage_rounds: tally.usage_rounds,
+            usage_sum: tally.usage_sum,
+        }
+    }
+
     pub(super) fn decoded(&self) -> Result<Tally, RowFault> {
         let mut tally = Tally {
             leases_ended: counters(&self.leases_ended)?,
@@ -163,6 +198,8 @@ impl TallyLine {
             close_failures: self.close_failures,
             close_deliveries: counters(&self.close_deliveries)?,
             sessions_reopened: self.sessions_reopened,
+            usage_rounds: self.usage_rounds,
+            usage_sum: self.usage_sum,
             ..Tally::default()
         };
         if self.scopes.len() > tally.scopes.len() {
@@ -195,6 +232,10 @@ fn from_hex(text: &str) -> Result<u64, RowFault> {
 
 fn tokens(count: u64) -> Result<Tokens, RowFault> {
     Tokens::new(count).ok_or(RowFault::Range("a number of tokens"))
+}
+
+fn share(millionths: u32) -> Result<Ppm, RowFault> {
+    Ppm::new(millionths).ok_or(RowFault::Range("a share"))
 }
 
 fn lease_id(text: &str) -> Result<LeaseId, RowFault> {
@@ -503,6 +544,81 @@ impl SessionLine {
     }
 }
 
+/// The window of a run; without a run, the one of runs that are new.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WindowLine {
+    run: Option<String>,
+    from_ms: u64,
+    usage_peak_ppm: Option<u32>,
+    /// The counters at its beginning.
+    base: TallyLine,
+}
+
+impl WindowLine {
+    pub(super) fn decoded(&self) -> Result<(Option<RunId>, Window), RowFault> {
+        let run = self.run.as_deref().map(RunId::new).transpose()?;
+        let window = Window {
+            from: Timestamp::from_millis(self.from_ms),
+            base: Box::new(self.base.decoded()?),
+            usage_peak: self.usage_peak_ppm.map(share).transpose()?,
+        };
+        Ok((run, window))
+    }
+}
+
+/// A step report.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StepLine {
+    number: u64,
+    run: String,
+    step: u64,
+    from_ms: u64,
+    to_ms: u64,
+    usage_peak_ppm: Option<u32>,
+    standing: StandingLine,
+    /// What was counted in its window.
+    counts: TallyLine,
+}
+
+/// How the gate stood when a report was taken.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StandingLine {
+    session_lifecycle: bool,
+    waiting: u64,
+    ceiling: u64,
+    reserved: u64,
+    leases: u64,
+    epoch: u64,
+    degraded: bool,
+}
+
+impl StepLine {
+    pub(super) fn decoded(&self) -> Result<StepReport, RowFault> {
+        let standing = &self.standing;
+        Ok(StepReport {
+            number: Some(StepNo(self.number)),
+            run: RunId::new(&self.run)?,
+            step: Some(self.step),
+            from: Timestamp::from_millis(self.from_ms),
+            to: Timestamp::from_millis(self.to_ms),
+            counts: Box::new(self.counts.decoded()?),
+            usage_peak: self.usage_peak_ppm.map(share).transpose()?,
+            standing: Standing {
+                session_lifecycle: standing.session_lifecycle,
+                waiting: standing.waiting,
+                ceiling: tokens(standing.ceiling)?,
+                reserved: tokens(standing.reserved)?,
+                leases: standing.leases,
+                epoch: Epoch(standing.epoch),
+                degraded: standing.degraded,
+            },
+        })
+    }
+}
+
 /// A ticket and how far it has come.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -723,23 +839,7 @@ impl Line {
     }
 
     pub(super) fn tally(tally: &Tally) -> Self {
-        let scope = |scope: &ScopeTally| ScopeLine {
-            admit: scope.admit,
-            wait: scope.wait.to_vec(),
-            bypass: scope.bypass.to_vec(),
-            cancelled: scope.cancelled.to_vec(),
-        };
-        Self::Tally(TallyLine {
-            scopes: tally.scopes.iter().map(scope).collect(),
-            leases_ended: tally.leases_ended.to_vec(),
-            granted_after_wait: tally.granted_after_wait,
-            waited_ms: tally.waited_millis,
-            local_bypasses: tally.local_bypasses.to_vec(),
-            closes: tally.closes,
-            close_failures: tally.close_failures,
-            close_deliveries: tally.close_deliveries.to_vec(),
-            sessions_reopened: tally.sessions_reopened,
-        })
+        Self::Tally(TallyLine::of(tally))
     }
 
     pub(super) fn start(start: &Start) -> Self {
@@ -824,6 +924,38 @@ impl Line {
         Self::Session(SessionLine {
             id: session.as_str().to_owned(),
             used_at_ms: used.millis(),
+        })
+    }
+
+    pub(super) fn window(run: Option<&RunId>, window: &Window) -> Self {
+        Self::Window(WindowLine {
+            run: run.map(|run| run.as_str().to_owned()),
+            from_ms: window.from.millis(),
+            usage_peak_ppm: window.usage_peak.map(Ppm::get),
+            base: TallyLine::of(&window.base),
+        })
+    }
+
+    /// A report that is kept has a number and a step.
+    pub(super) fn step(report: &StepReport) -> Self {
+        let standing = &report.standing;
+        Self::Step(StepLine {
+            number: report.number.map_or(0, |number| number.0),
+            run: report.run.as_str().to_owned(),
+            step: report.step.unwrap_or(0),
+            from_ms: report.from.millis(),
+            to_ms: report.to.millis(),
+            usage_peak_ppm: report.usage_peak.map(Ppm::get),
+            standing: StandingLine {
+                session_lifecycle: standing.session_lifecycle,
+                waiting: standing.waiting,
+                ceiling: standing.ceiling.get(),
+                reserved: standing.reserved.get(),
+                leases: standing.leases,
+                epoch: standing.epoch.0,
+                degraded: standing.degraded,
+            },
+            counts: TallyLine::of(&report.counts),
         })
     }
 

@@ -6,13 +6,14 @@ use kvgate_core::close::{
 };
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
 use kvgate_core::ids::{
-    CloseId, CloseNo, EngineId, Label, LeaseId, RowNo, Seq, SessionId, TicketId,
+    CloseId, CloseNo, EngineId, Label, LeaseId, RowNo, Seq, SessionId, StepNo, TicketId,
 };
 use kvgate_core::reading::{Role, StartMark};
+use kvgate_core::report::Standing;
 use kvgate_core::state::{EngineRow, Start};
 use kvgate_core::tally::Tally;
 use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Terms, Ticket};
-use kvgate_core::units::{Span, Tokens};
+use kvgate_core::units::{Ppm, Span, Tokens};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -311,13 +312,15 @@ fn uses() -> impl Strategy<Value = Vec<(SessionId, Timestamp)>> {
 }
 
 fn tally() -> impl Strategy<Value = Tally> {
-    any::<[u64; 12]>().prop_map(|numbers| {
+    any::<[u64; 14]>().prop_map(|numbers| {
         let mut tally = Tally {
             granted_after_wait: numbers[0],
             waited_millis: numbers[1],
             closes: numbers[8],
             close_failures: numbers[9],
             sessions_reopened: numbers[10],
+            usage_rounds: numbers[12],
+            usage_sum: numbers[13],
             ..Tally::default()
         };
         tally.scopes[0].admit = numbers[2];
@@ -328,6 +331,83 @@ fn tally() -> impl Strategy<Value = Tally> {
         tally.local_bypasses[4] = numbers[7];
         tally.close_deliveries[6] = numbers[11];
         tally
+    })
+}
+
+fn peak() -> impl Strategy<Value = Option<Ppm>> {
+    option::of((0..=1_000_000_u32).prop_map(|share| Ppm::new(share).unwrap()))
+}
+
+/// A run; the empty name is one as well.
+fn run() -> impl Strategy<Value = RunId> {
+    prop_oneof![Just(String::new()), text()].prop_map(|run| RunId::new(&run).unwrap())
+}
+
+fn window() -> impl Strategy<Value = Window> {
+    (at(), tally(), peak()).prop_map(|(from, base, usage_peak)| Window {
+        from,
+        base: Box::new(base),
+        usage_peak,
+    })
+}
+
+fn windows() -> impl Strategy<Value = Vec<(Option<RunId>, Window)>> {
+    let of_runs = btree_map(run(), window(), 0..4);
+    (option::of(window()), of_runs).prop_map(|(new, of_runs)| {
+        let new = new.map(|window| (None, window));
+        let of_runs = of_runs.into_iter();
+        new.into_iter()
+            .chain(of_runs.map(|(run, window)| (Some(run), window)))
+            .collect()
+    })
+}
+
+/// Step reports by number, at most one of a step.
+fn steps() -> impl Strategy<Value = Vec<StepReport>> {
+    let standing = (
+        any::<(bool, bool)>(),
+        any::<[u64; 2]>(),
+        [tokens(), tokens()],
+        epoch(),
+    )
+        .prop_map(|(facts, counts, sums, epoch)| Standing {
+            session_lifecycle: facts.0,
+            waiting: counts[0],
+            ceiling: sums[0],
+            reserved: sums[1],
+            leases: counts[1],
+            epoch,
+            degraded: facts.1,
+        });
+    let report = (
+        (run(), 0..=NUMBER_MAX),
+        (at(), at()),
+        tally(),
+        peak(),
+        standing,
+    )
+        .prop_map(
+            |((run, step), (from, to), counts, usage_peak, standing)| StepReport {
+                number: None,
+                run,
+                step: Some(step),
+                from,
+                to,
+                counts: Box::new(counts),
+                usage_peak,
+                standing,
+            },
+        );
+    btree_map(1..=NUMBER_MAX, report, 0..6).prop_map(|reports| {
+        let mut taken = BTreeSet::new();
+        reports
+            .into_iter()
+            .filter(|(_, report)| taken.insert((report.run.clone(), report.step)))
+            .map(|(number, report)| StepReport {
+                number: Some(StepNo(number)),
+                ..report
+            })
+            .collect()
     })
 }
 
@@ -342,11 +422,13 @@ fn image() -> impl Strategy<Value = Image> {
         btree_map(any::<u64>(), (at(), cause()), 0..5),
         btree_map(text(), engine(), 0..4),
         (closes(), uses()),
+        (windows(), steps()),
         tally(),
     )
         .prop_map(
-            |(head, mut starts, tickets, epochs, engines, lifecycle, tally)| {
+            |(head, mut starts, tickets, epochs, engines, lifecycle, reports, tally)| {
                 let (closes, sessions) = lifecycle;
+                let (windows, steps) = reports;
                 starts.sort_by_key(|(first_issue, ..)| *first_issue);
                 let mut tickets: Vec<Ticket> = tickets
                     .into_iter()
@@ -376,6 +458,8 @@ fn image() -> impl Strategy<Value = Image> {
                     tickets,
                     closes,
                     sessions,
+                    windows,
+                    steps,
                     epochs: epochs
                         .into_iter()
                         .map(|(epoch, (at, cause))| EpochEntry {
@@ -441,6 +525,8 @@ proptest! {
         prop_assert_eq!(&restored.tickets, &image.tickets);
         prop_assert_eq!(&restored.closes, &image.closes);
         prop_assert_eq!(&restored.sessions, &image.sessions);
+        prop_assert_eq!(&restored.windows, &image.windows);
+        prop_assert_eq!(&restored.steps, &image.steps);
         prop_assert_eq!(check(&restored), Ok(()));
         let again = moved_on(image, now.after(Span::from_secs(1))).unwrap();
         prop_assert!(again.seq >= restored.seq);
@@ -489,6 +575,43 @@ fn two_closes() -> Vec<CloseIntent> {
     vec![old, new]
 }
 
+/// The window of new runs, and the one of a run.
+fn two_windows() -> Vec<(Option<RunId>, Window)> {
+    let window = Window {
+        from: Timestamp::from_millis(3),
+        base: Box::default(),
+        usage_peak: Ppm::new(500_000),
+    };
+    vec![
+        (None, window.clone()),
+        (Some(RunId::new("r").unwrap()), window),
+    ]
+}
+
+/// Two steps of a run.
+fn two_steps() -> Vec<StepReport> {
+    (2..=3)
+        .map(|number| StepReport {
+            number: Some(StepNo(number)),
+            run: RunId::new("r").unwrap(),
+            step: Some(number + 5),
+            from: Timestamp::from_millis(2),
+            to: Timestamp::from_millis(3),
+            counts: Box::default(),
+            usage_peak: None,
+            standing: Standing {
+                session_lifecycle: false,
+                waiting: 1,
+                ceiling: Tokens::ZERO,
+                reserved: Tokens::ZERO,
+                leases: 1,
+                epoch: Epoch(1),
+                degraded: true,
+            },
+        })
+        .collect()
+}
+
 /// A small image with a row of almost each kind.
 fn small() -> Image {
     let id = LeaseId {
@@ -523,6 +646,8 @@ fn small() -> Image {
         }],
         closes: two_closes(),
         sessions: vec![(SessionId::new("s").unwrap(), Timestamp::from_millis(3))],
+        windows: two_windows(),
+        steps: two_steps(),
         tickets: vec![
             ticket(
                 3,
@@ -786,26 +911,45 @@ fn closes_that_no_store_holds_are_refused() {
     assert!(said.contains("names more requests"), "{said}");
 }
 
-/// DUR5: what a copy of version 1 does not say begins at nothing, and nothing else of it changes.
+/// Takes out of the lines of a copy what its version does not say.
+fn taken_out(lines: &mut [String], taken: &[(usize, &str, &str)]) {
+    for (number, from, to) in taken {
+        let line = &mut lines[*number];
+        assert!(line.contains(from), "{line}");
+        *line = line.replace(from, to);
+    }
+}
+
+/// DUR5: what a copy of version 2 or 1 does not say begins at nothing, and nothing else of it changes.
 #[test]
-fn a_copy_of_version_1_is_read() {
+fn a_copy_of_an_older_version_is_read() {
     let mut image = small();
+    image.windows.clear();
+    image.steps.clear();
+    let mut second = lines(&image);
+    let taken = [
+        (0, r#""version":3,"schema":3"#, r#""version":2,"schema":2"#),
+        (0, r#""windows":0,"steps":0,"#, ""),
+        (2, r#","usage_rounds":0,"usage_sum":0"#, ""),
+    ];
+    taken_out(&mut second, &taken);
+    assert_eq!(read(&sealed(&second)).unwrap(), image);
+
     image.closes.clear();
     image.sessions.clear();
-    let mut old = lines(&image);
+    let mut first = lines(&image);
+    taken_out(&mut first, &taken);
     let taken = [
-        (r#""version":2,"schema":2"#, r#""version":1,"schema":1"#),
-        (r#""closes":0,"sessions":0,"#, ""),
+        (0, r#""version":2,"schema":2"#, r#""version":1,"schema":1"#),
+        (0, r#""closes":0,"sessions":0,"#, ""),
         (
+            2,
             r#","closes":0,"close_failures":0,"close_deliveries":[0,0,0,0,0,0,0],"sessions_reopened":0"#,
             "",
         ),
     ];
-    for (number, (from, to)) in [0, 0, 2].into_iter().zip(taken) {
-        assert!(old[number].contains(from), "{}", old[number]);
-        old[number] = old[number].replace(from, to);
-    }
-    assert_eq!(read(&sealed(&old)).unwrap(), image);
+    taken_out(&mut first, &taken);
+    assert_eq!(read(&sealed(&first)).unwrap(), image);
 }
 
 /// DUR5: what is no copy, and what a newer kvgate wrote, is told apart from damage.
@@ -821,8 +965,8 @@ fn foreign_and_newer_copies_are_told_apart() {
         assert!(matches!(error, CopyError::Foreign), "{error}");
     }
     for (from, to, what) in [
-        (r#""version":2"#, r#""version":3"#, "version 3"),
-        (r#""schema":2"#, r#""schema":99,"more":true"#, "schema 99"),
+        (r#""version":3"#, r#""version":4"#, "version 4"),
+        (r#""schema":3"#, r#""schema":99,"more":true"#, "schema 99"),
     ] {
         let mut newer = lines(&small());
         newer[0] = newer[0].replace(from, to);
@@ -892,4 +1036,114 @@ fn cost_of_a_backup() {
         bytes.len()
     );
     assert!(clone.as_secs() < 20 && write.as_secs() < 20 && read.as_secs() < 20);
+}
+
+/// DUR5, REP1: the same for windows and step reports.
+#[test]
+fn reports_that_no_store_holds_are_refused() {
+    let changed = |kind: &str, number: usize, from: &str, to: &str| {
+        refusal(|lines| {
+            let begins = format!("{{\"{kind}\":");
+            let mut found = lines.iter_mut().filter(|line| line.starts_with(&begins));
+            let line = found.nth(number).unwrap();
+            assert!(line.contains(from), "{line}");
+            *line = line.replacen(from, to, 1);
+        })
+    };
+    let more = |kind: &str, copies: u64, change: &dyn Fn(u64, String) -> String| {
+        refusal(|lines| {
+            let begins = format!("{{\"{kind}\":");
+            let at = lines.iter().rposition(|line| line.starts_with(&begins));
+            let line = lines[at.unwrap()].clone();
+            let new = (0..copies).map(|number| change(number, line.clone()));
+            let after = at.unwrap() + 1;
+            lines.splice(after..after, new);
+            let counted = format!("\"{kind}s\":2");
+            assert!(lines[0].contains(&counted), "{}", lines[0]);
+            lines[0] = lines[0].replace(&counted, &format!("\"{kind}s\":{}", copies + 2));
+        })
+    };
+    let same = |_, line: String| line;
+    let next_run = |number: u64, line: String| {
+        let run = format!(r#""run":"r{number:02}""#);
+        line.replace(r#""run":"r""#, &run)
+    };
+    let next_number = |number: u64, line: String| {
+        line.replace(r#""number":3"#, &format!("\"number\":{}", number + 4))
+            .replace(r#""step":8"#, &format!("\"step\":{}", number + 9))
+    };
+    let cases = [
+        (
+            more("window", 1, &same),
+            "the window of a run stands twice or out of order",
+        ),
+        (
+            changed("window", 1, r#""run":"r""#, r#""run":null"#),
+            "the window of a run stands twice or out of order",
+        ),
+        (
+            more("window", 16, &next_run),
+            "more runs or step reports than a store keeps",
+        ),
+        (
+            more("step", 1, &same),
+            "a step report stands twice or out of order",
+        ),
+        (
+            changed("step", 0, r#""number":2"#, r#""number":4"#),
+            "a step report stands twice or out of order",
+        ),
+        (
+            more("step", 10_000, &next_number),
+            "more runs or step reports than a store keeps",
+        ),
+        (
+            changed("step", 0, r#""number":2"#, r#""number":0"#),
+            "a step report has a number outside its range",
+        ),
+        (
+            changed("step", 0, r#""step":7"#, r#""step":9007199254740992"#),
+            "a step report has a number outside its range",
+        ),
+        (
+            changed("step", 0, r#""step":7"#, r#""step":8"#),
+            "a step has two reports",
+        ),
+        (
+            changed("step", 0, r#""step":7"#, r#""step":null"#),
+            "invalid type: null",
+        ),
+        (
+            changed("window", 1, r#""run":"r""#, r#""run":".""#),
+            "an id is refused",
+        ),
+        (
+            changed(
+                "window",
+                0,
+                r#""usage_peak_ppm":500000"#,
+                r#""usage_peak_ppm":1000001"#,
+            ),
+            "a share is outside its range",
+        ),
+        (
+            changed("step", 1, r#""ceiling":0"#, r#""ceiling":9007199254740992"#),
+            "a number of tokens is outside its range",
+        ),
+        (
+            changed("step", 1, r#""usage_sum":0"#, r#""usage_mean":0"#),
+            "unknown field `usage_mean`",
+        ),
+    ];
+    for (said, expected) in cases {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    // As many as a store keeps are taken.
+    let mut full = small();
+    let run = |number: usize| Some(RunId::new(&format!("r{number:02}")).unwrap());
+    let window = full.windows[1].1.clone();
+    full.windows.truncate(1);
+    let runs = (0..RUNS_MAX).map(|number| (run(number), window.clone()));
+    full.windows.extend(runs);
+    assert_eq!(read(&copy(&full)).unwrap(), full);
 }

@@ -4,9 +4,11 @@ use kvgate::store::open;
 use kvgate_core::close::{CloseIntent, CloseMode, CloseStage, Target, TargetState};
 use kvgate_core::decision::{EndHow, Scope};
 use kvgate_core::ids::{
-    CloseId, CloseNo, EngineId, Epoch, Issue, LeaseId, RowNo, Seq, SessionId, Term, TicketId,
+    CloseId, CloseNo, EngineId, Epoch, Issue, LeaseId, RowNo, RunId, Seq, SessionId, StepNo, Term,
+    TicketId,
 };
 use kvgate_core::record::Record;
+use kvgate_core::report::{Standing, StepReport, Window};
 use kvgate_core::store::{Commit, Store, StoreControl};
 use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Stage, Terms, Ticket};
 use kvgate_core::units::{Span, Timestamp};
@@ -130,8 +132,43 @@ fn close_records(number: u64, live: u64, records: &mut Vec<Record>) {
     }
 }
 
+/// A run takes the report of a step and begins its window anew; a run and a report are forgotten.
+fn step_records(number: u64, live: u64, records: &mut Vec<Record>) {
+    let run = |number: u64| RunId::new(&format!("run-{number:08}")).unwrap();
+    let at = Timestamp::from_millis(number);
+    let window = Window {
+        from: at,
+        base: Box::default(),
+        usage_peak: None,
+    };
+    records.push(Record::Step(Box::new(StepReport {
+        number: Some(StepNo(number)),
+        run: run(number),
+        step: Some(number),
+        from: at,
+        to: at,
+        counts: Box::default(),
+        usage_peak: None,
+        standing: Standing {
+            session_lifecycle: true,
+            waiting: number,
+            ceiling: tokens(number),
+            reserved: tokens(number),
+            leases: number,
+            epoch: Epoch(1),
+            degraded: false,
+        },
+    })));
+    records.push(Record::Window(None, window.clone()));
+    records.push(Record::Window(Some(run(number)), window));
+    if let Some(oldest) = number.checked_sub(live) {
+        records.push(Record::StepForgotten(StepNo(oldest)));
+        records.push(Record::WindowForgotten(run(oldest)));
+    }
+}
+
 /// Leases come, end and are forgotten, `live` of each kind at a time, in turns of `batch`. Every
-/// tenth comes with a close.
+/// tenth comes with a close and with a step.
 fn churn(count: u64, live: u64, batch: u64) {
     let directory = tempfile::tempdir().unwrap();
     let mut store = open(directory.path()).unwrap().store;
@@ -149,6 +186,7 @@ fn churn(count: u64, live: u64, batch: u64) {
             }
             if number.is_multiple_of(10) {
                 close_records(number / 10, live / 10, &mut records);
+                step_records(number / 10, live / 10, &mut records);
             }
         }
         store
@@ -180,6 +218,8 @@ fn churn(count: u64, live: u64, batch: u64) {
     assert_eq!(again.image.tickets.len() as u64, (2 * live).min(count));
     assert_eq!(again.image.closes.len() as u64, (live / 10).min(count / 10));
     assert_eq!(again.image.sessions.len(), again.image.closes.len());
+    assert_eq!(again.image.steps.len(), again.image.closes.len());
+    assert_eq!(again.image.windows.len(), again.image.steps.len() + 1);
 }
 
 /// DUR4: however many leases went through it, the file stays within 4 times its live bytes and

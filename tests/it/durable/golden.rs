@@ -12,14 +12,17 @@ use kvgate_core::close::{
 };
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
 use kvgate_core::ids::{
-    CloseId, CloseNo, EngineId, Epoch, Issue, Label, LeaseId, RowNo, SessionId, TicketId,
+    CloseId, CloseNo, EngineId, Epoch, Issue, Label, LeaseId, RowNo, RunId, SessionId, StepNo,
+    TicketId,
 };
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::reading::{Role, StartMark};
+use kvgate_core::report::{Standing, StepReport, Window};
 use kvgate_core::state::{EngineRow, EpochCause, EpochEntry};
 use kvgate_core::store::Image;
+use kvgate_core::tally::Tally;
 use kvgate_core::ticket::{Ended, Sent, Stage, Ticket};
-use kvgate_core::units::{Span, Timestamp, Tokens};
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 
 use super::disk::SimDisk;
 use super::work::{Account, Work, work};
@@ -132,7 +135,51 @@ fn rich_image() -> Image {
         image.sessions.push((session, used));
     }
     image.sessions.sort();
+    image.tally.usage_rounds = 77;
+    image.tally.usage_sum = 33_000_000;
+    reports_by_hand(&mut image);
     image
+}
+
+/// A window and a report in which everything is there, and one of each in which nothing is.
+fn reports_by_hand(image: &mut Image) {
+    let run = |name: &str| RunId::new(name).unwrap();
+    let window = |full: bool| Window {
+        from: image.now,
+        base: Box::new(if full {
+            image.tally.clone()
+        } else {
+            Tally::default()
+        }),
+        usage_peak: full.then_some(Ppm::ONE),
+    };
+    let windows = [
+        (Some(run("by hand")), window(true)),
+        (Some(run("new by hand")), window(false)),
+    ];
+    let next = image.steps.last().map_or(1, |last| last.number.unwrap().0) + 1;
+    let report = |number: u64, full: bool| StepReport {
+        number: Some(StepNo(number)),
+        run: run("by hand"),
+        step: Some(if full { (1 << 53) - 1 } else { 0 }),
+        from: Timestamp::from_millis(0),
+        to: image.now,
+        counts: window(full).base,
+        usage_peak: window(full).usage_peak,
+        standing: Standing {
+            session_lifecycle: full,
+            waiting: number,
+            ceiling: if full { Tokens::MAX } else { Tokens::ZERO },
+            reserved: Tokens::new(number).unwrap(),
+            leases: number + 1,
+            epoch: Epoch(number + 2),
+            degraded: !full,
+        },
+    };
+    let reports = [report(next, false), report(next + 1, true)];
+    image.windows.extend(windows);
+    image.windows.sort_by(|one, next| one.0.cmp(&next.0));
+    image.steps.extend(reports);
 }
 
 /// A close in every stage, with engines in every state and every outcome of a call.
@@ -299,7 +346,22 @@ fn describe(image: &Image) -> String {
             used.millis()
         ));
     }
-    for scope in &image.tally.scopes {
+    for (run, window) in &image.windows {
+        let run = run.as_ref().map(RunId::as_str);
+        let (from, peak) = (window.from.millis(), window.usage_peak.map(Ppm::get));
+        line(format!("window of {run:?}: from {from} peak {peak:?}"));
+        describe_tally(&window.base, &mut line);
+    }
+    for report in &image.steps {
+        line(describe_step(report));
+        describe_tally(&report.counts, &mut line);
+    }
+    describe_tally(&image.tally, &mut line);
+    text
+}
+
+fn describe_tally(tally: &Tally, line: &mut impl FnMut(String)) {
+    for scope in &tally.scopes {
         line(format!(
             "scope: admit {} wait {:?} bypass {:?} cancelled {:?}",
             scope.admit, scope.wait, scope.bypass, scope.cancelled
@@ -307,19 +369,41 @@ fn describe(image: &Image) -> String {
     }
     line(format!(
         "tally: ended {:?} after wait {} waited {} local {:?}",
-        image.tally.leases_ended,
-        image.tally.granted_after_wait,
-        image.tally.waited_millis,
-        image.tally.local_bypasses
+        tally.leases_ended, tally.granted_after_wait, tally.waited_millis, tally.local_bypasses
     ));
-    let closes = &image.tally;
-    if closes.closes > 0 {
+    if tally.closes > 0 {
         line(format!(
             "closes: {} failed {} engines {:?} sessions reopened {}",
-            closes.closes, closes.close_failures, closes.close_deliveries, closes.sessions_reopened
+            tally.closes, tally.close_failures, tally.close_deliveries, tally.sessions_reopened
         ));
     }
-    text
+    if tally.usage_rounds > 0 {
+        line(format!(
+            "usage: {} in {} rounds",
+            tally.usage_sum, tally.usage_rounds
+        ));
+    }
+}
+
+fn describe_step(report: &StepReport) -> String {
+    let standing = &report.standing;
+    format!(
+        "step {:?} of {:?}: number {:?} from {} to {} peak {:?} lifecycle {} waiting {} ceiling {} \
+         reserved {} leases {} epoch {} degraded {}",
+        report.step,
+        report.run.as_str(),
+        report.number.map(|number| number.0),
+        report.from.millis(),
+        report.to.millis(),
+        report.usage_peak.map(Ppm::get),
+        standing.session_lifecycle,
+        standing.waiting,
+        standing.ceiling.get(),
+        standing.reserved.get(),
+        standing.leases,
+        standing.epoch.0,
+        standing.degraded
+    )
 }
 
 fn describe_close(close: &CloseIntent) -> String {
@@ -503,6 +587,8 @@ fn copies_of_every_version_are_read() {
         assert_eq!(made.image().tickets, image.tickets);
         assert_eq!(made.image().closes, image.closes);
         assert_eq!(made.image().sessions, image.sessions);
+        assert_eq!(made.image().windows, image.windows);
+        assert_eq!(made.image().steps, image.steps);
         assert_eq!(made.image().tally, image.tally);
     }
 }

@@ -11,9 +11,9 @@ use super::work::{Account, Work, work};
 const NEW_TABLE: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("of a schema to come");
 
 /// The schema of today, and one step more.
-pub const ONE_MORE: &[Step] = &[STEPS[0], STEPS[1], third];
+pub const ONE_MORE: &[Step] = &[STEPS[0], STEPS[1], STEPS[2], fourth];
 
-fn third(transaction: &WriteTransaction) -> Result<(), redb::Error> {
+fn fourth(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     transaction
         .open_table(NEW_TABLE)?
         .insert(3, b"row".as_slice())?;
@@ -39,7 +39,7 @@ fn a_migration_keeps_a_copy_and_loses_nothing() {
     drop(opened);
     let after = disk.files();
     assert_eq!(
-        after[&format!("{FILE_NAME}.before-3")],
+        after[&format!("{FILE_NAME}.before-4")],
         files[FILE_NAME],
         "the copy is not the file of before"
     );
@@ -49,8 +49,8 @@ fn a_migration_keeps_a_copy_and_loses_nothing() {
         matches!(
             refused,
             OpenError::Newer {
-                found: 3,
-                known: 2,
+                found: 4,
+                known: 3,
                 ..
             }
         ),
@@ -60,18 +60,23 @@ fn a_migration_keeps_a_copy_and_loses_nothing() {
     // The next start has nothing to migrate, and the copy opens with the program of before.
     let again = open_with(file.shared(), ONE_MORE).unwrap();
     assert_eq!(again.image, state.image());
-    let copy = after[&format!("{FILE_NAME}.before-3")].clone();
+    let copy = after[&format!("{FILE_NAME}.before-4")].clone();
     let back = SimDisk::with(&Files::from([(FILE_NAME.to_owned(), copy)]));
     assert_eq!(open_on(back.shared()).unwrap().image, state.image());
 }
 
-/// DUR5: a row of schema 1 that is none is damage, and said as such; the file is not touched.
+/// DUR5: a row of an older schema that is none is damage, and said as such; the file is not touched.
 #[test]
 fn a_migration_refuses_a_row_that_it_does_not_know() {
-    for (table, key) in [("meta", "tally"), ("engines", "http://a")] {
+    let rows = [
+        (1, "meta", "tally"),
+        (1, "engines", "http://a"),
+        (2, "meta", "tally"),
+    ];
+    for (schema, table, key) in rows {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(FILE_NAME);
-        std::fs::write(&path, kept_store(1)).unwrap();
+        std::fs::write(&path, kept_store(schema)).unwrap();
         let database = redb::Database::open(&path).unwrap();
         let transaction = database.begin_write().unwrap();
         let rows: TableDefinition<'_, &str, &[u8]> = TableDefinition::new(table);
@@ -102,7 +107,7 @@ fn a_migration_that_fails_changes_nothing() {
             .insert(1, b"half".as_slice())?;
         Err(redb::Error::Corrupted("as the test wants it".to_owned()))
     }
-    const BROKEN: &[Step] = &[STEPS[0], STEPS[1], broken];
+    const BROKEN: &[Step] = &[STEPS[0], STEPS[1], STEPS[2], broken];
     let (files, state) = closed_store();
     let disk = SimDisk::with(&files);
     let error = open_with(disk.shared(), BROKEN).unwrap_err();

@@ -43,6 +43,13 @@ fn reference(image: &Image) -> MemoryStore {
                 .iter()
                 .map(|(session, used)| Record::SessionUsed(session.clone(), *used)),
         )
+        .chain(
+            image
+                .windows
+                .iter()
+                .map(|(run, window)| Record::Window(run.clone(), window.clone())),
+        )
+        .chain(image.steps.iter().cloned().map(Box::new).map(Record::Step))
         .chain([Record::Tally(Box::new(image.tally.clone()))])
         .collect();
     let Ok(()) = store.commit(Commit {

@@ -167,8 +167,26 @@ fn a_power_cut_loses_nothing_that_was_acknowledged() {
             ..migrates
         },
     );
+    let files = Files::from([(FILE_NAME.to_owned(), kept_store(2))]);
+    let (from_second, _) = Scenario::run(
+        "migration of schema 2",
+        &files,
+        state_in(&files),
+        Work {
+            turns: 0,
+            steps: STEPS,
+            ..migrates
+        },
+    );
     let scenarios = [
-        creation, clean, stopped, rewrite, migration, old_torn, from_first,
+        creation,
+        clean,
+        stopped,
+        rewrite,
+        migration,
+        old_torn,
+        from_first,
+        from_second,
     ];
     let total: usize = scenarios.iter().map(Scenario::check).sum();
     println!("power cuts: {total} distinct images");

@@ -11,7 +11,7 @@ use kvgate_core::ticket::{Sent, Stage};
 use kvgate_core::units::{Span, Timestamp};
 
 use super::disk::{Event, SimDisk};
-use crate::store::{acquire, acquire_in, close, outcomes, params, round, tokens};
+use crate::store::{acquire, acquire_in, close, outcomes, params, round, take_step, tokens};
 
 /// What the reference store held after each commit, 0 being before the first, and how far the
 /// store under test told that it is.
@@ -147,6 +147,10 @@ pub fn work(disk: &SimDisk, account: &mut Account, work: Work) -> Result<(), Sto
             let name = format!("p-{term}-{number}");
             let sent = Sent::Sum(tokens(1));
             turn.handle(acquire_in(&program, &name, sent, false, Some(&name)));
+        }
+        // Two runs take turns with their steps; the next starts ask for some of them again.
+        if number % 2 == 1 {
+            turn.handle(take_step(number / 2, number));
         }
         committed = turn.finish().commit(&mut store)?;
     }

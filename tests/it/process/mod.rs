@@ -5,6 +5,7 @@ mod callers;
 mod closes;
 mod commands;
 mod full_disk;
+mod history;
 mod kill;
 mod order;
 mod stop;

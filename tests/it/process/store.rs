@@ -315,6 +315,43 @@ fn the_closes_of_a_store_are_told() {
     assert!(said.contains("has a newer one"), "{said}");
 }
 
+/// REP1, DUR2: a report that was taken is the same after a restart and in a store that was made from a
+/// backup; the window of its run goes on where it was, and the figures of a store tell both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn step_reports_outlive_the_process_and_a_restore() {
+    let fleet = fleet().await;
+    let router = fleet.router_url();
+    let old = tempfile::tempdir().unwrap();
+    let gate = serve(old.path(), &router);
+    assert_eq!(gate.acquire("first", 1_000).await.action(), "admit");
+    let asked = json!({"run": "lauf/ß", "step": 7});
+    let taken = gate.post("/v1/steps", &asked).await.body;
+    assert_eq!(taken["metrics"]["agentic_kv/admission/admit"], 1.0);
+    assert_eq!(gate.acquire("second", 1_000).await.action(), "admit");
+    let backup = backup_of(&gate).await;
+    gate.kill();
+
+    let found = inspected(old.path());
+    assert_eq!((&found["steps"], &found["runs"]), (&json!(1), &json!(1)));
+    let table = String::from_utf8(done(&["inspect"], old.path())).unwrap();
+    assert!(table.contains("step reports  1, 1 runs\n"), "{table}");
+
+    let new = tempfile::tempdir().unwrap();
+    let copy = new.path().join("copy.ndjson");
+    fs::write(&copy, &backup).unwrap();
+    let data = new.path().join("data");
+    done(&["restore", copy.to_str().unwrap()], &data);
+    for data in [old.path(), &data] {
+        let gate = serve(data, &router);
+        assert_eq!(gate.post("/v1/steps", &asked).await.body, taken);
+        assert_eq!(gate.list("/v1/steps").await, std::slice::from_ref(&taken));
+        let current = gate.get("/v1/steps/current?run=lauf%2F%C3%9F").await;
+        assert_eq!(current["from"], taken["to"]);
+        assert_eq!(current["metrics"]["agentic_kv/admission/admit"], 1.0);
+        assert!(gate.terminate().success());
+    }
+}
+
 /// DUR5: a copy that is cut, garbled, newer or something else is refused, and no store comes of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_copies_are_refused() {
@@ -323,7 +360,7 @@ async fn bad_copies_are_refused() {
     let text = String::from_utf8(whole.clone()).unwrap();
     let garbled = text.replace("held-ticket", "held-packet").into_bytes();
     let newer = text
-        .replace(r#""version":2"#, r#""version":7"#)
+        .replace(r#""version":3"#, r#""version":7"#)
         .into_bytes();
     for (copy, code, says) in [
         (&whole[..whole.len() / 2], 65, "was cut off"),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use kvgate::clock::Clock;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
+use kvgate::history::History;
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use kvgate::store;
 use kvgate::web::{self, WebState};
@@ -215,6 +216,7 @@ impl Builder {
             config,
             fleet_receiver,
             notices_receiver,
+            History::default(),
             salt(),
         );
         let stop = CancellationToken::new();

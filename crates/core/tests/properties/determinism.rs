@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 
+use kvgate_core::command::Command;
 use kvgate_core::effect::Effect;
 use kvgate_core::ids::Seq;
 use kvgate_core::machine::Machine;
@@ -32,7 +33,7 @@ impl Store for Recorder {
     }
 }
 
-struct Run {
+pub struct Run {
     machine: Box<Machine>,
     store: Recorder,
     seed: u64,
@@ -40,7 +41,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         let mut store = Recorder::default();
         let start = params(T0, 1, seed, &settings());
         let Ok(committed) = Machine::restore(store.inner.image(), start).commit(&mut store);
@@ -52,7 +53,7 @@ impl Run {
         }
     }
 
-    fn take(mut self, turn: &Turn) -> (Self, Vec<Effect>) {
+    pub fn take(mut self, turn: &Turn) -> (Self, Vec<Effect>) {
         let batch = if turn.kind == Kind::Start {
             let after = &turn.after;
             let start = params(turn.now, after.salt, self.seed, &after.settings);
@@ -69,6 +70,16 @@ impl Run {
             }
         };
         let Ok(committed) = batch.commit(&mut self.store);
+        self.machine = committed.machine;
+        self.closing.take(&committed.effects);
+        (self, committed.effects)
+    }
+
+    /// A turn with one command that the reference does not know.
+    pub fn give(mut self, now: u64, command: Command) -> (Self, Vec<Effect>) {
+        let mut under_way = self.machine.turn(Timestamp::from_millis(now));
+        under_way.handle(command);
+        let Ok(committed) = under_way.finish().commit(&mut self.store);
         self.machine = committed.machine;
         self.closing.take(&committed.effects);
         (self, committed.effects)

@@ -12,6 +12,7 @@
 mod closing;
 mod determinism;
 mod model;
+mod reports;
 mod steps;
 mod subject;
 mod words;

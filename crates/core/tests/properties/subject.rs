@@ -183,7 +183,7 @@ fn reading(gauges: Option<model::Gauges>) -> Result<Reading, ReadFailure> {
     })
 }
 
-fn counters(tally: &Tally) -> BTreeMap<Counter, u64> {
+pub fn counters(tally: &Tally) -> BTreeMap<Counter, u64> {
     let mut counters = BTreeMap::new();
     for scope in Scope::ALL {
         let own = tally.scope(scope);

@@ -100,7 +100,10 @@ pub fn said(reply: &Reply) -> Said {
         | Reply::ReadClose(_)
         | Reply::Session(_)
         | Reply::Sessions(_)
-        | Reply::Closes(_) => {
+        | Reply::Closes(_)
+        | Reply::Step(_)
+        | Reply::Steps(_)
+        | Reply::Decisions(_) => {
             panic!("nobody asked for {reply:?}")
         }
     }

@@ -21,6 +21,7 @@ mod failing;
 mod fleet;
 mod ids;
 mod leases;
+mod reports;
 mod sessions;
 mod tickets;
 mod time;
