@@ -30,6 +30,7 @@ struct Service {
     address: SocketAddr,
     fleet: FakeFleet,
     data: TempDir,
+    flags: &'static [&'static str],
     http: reqwest::Client,
     /// Bound and never listening: it keeps the port while no gate listens.
     _hold: TcpSocket,
@@ -38,6 +39,11 @@ struct Service {
 impl Service {
     /// Starts a gate whose ceiling is so many tokens.
     async fn start(ceiling: u64) -> Self {
+        Self::start_with(ceiling, &[]).await
+    }
+
+    /// The same with more flags.
+    async fn start_with(ceiling: u64, flags: &'static [&'static str]) -> Self {
         // Every client of the process shares one provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let hold = TcpSocket::new_v4().unwrap();
@@ -51,6 +57,7 @@ impl Service {
                 .await
                 .unwrap(),
             data: tempfile::tempdir().unwrap(),
+            flags,
             http: reqwest::Client::new(),
             _hold: hold,
         };
@@ -79,9 +86,11 @@ impl Service {
             "30",
         ]
         .map(str::to_owned);
+        let flags = self.flags;
         // Waiting for the log blocks a thread; the rollout goes on meanwhile.
         let started = tokio::task::spawn_blocking(move || {
-            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            arguments.extend(flags);
             let mut gate = Kvgate::start(&arguments);
             gate.wait_for_log("ready");
             gate

@@ -229,6 +229,38 @@ async fn calls_are_understood_by_the_real_gate() {
     assert_eq!(close.status, CloseStatus::Disabled);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_is_closed_at_the_engines_and_a_step_is_reported() {
+    let service = Service::start_with(1_000, &["--session-lifecycle"]).await;
+    let client = service.client();
+    assert!(client.report(Some("exp-7"), 0).await.is_some());
+    let session = client.session("s/7 %");
+    for _ in 0..3 {
+        let lease = session.acquire(session.ask(40, 10)).await.unwrap();
+        assert_eq!(lease.action(), Action::Admit);
+    }
+    assert!(client.flush().await);
+    // It is on its way, then its end is waited for.
+    session.close(CloseMode::Join).await;
+    let waiting = client.close_session_within("s/7 %", CloseMode::Join, SOON);
+    let close = waiting.await;
+    assert_eq!(close.status, CloseStatus::Done, "{close:?}");
+
+    let peek = client.peek(Some("exp-7")).await.unwrap();
+    let report = client.report(Some("exp-7"), 1).await.unwrap();
+    assert_eq!((peek.step, report.step), (None, Some(1)));
+    assert_eq!(report.run, "exp-7");
+    assert!(
+        report
+            .metrics
+            .keys()
+            .all(|key| key.starts_with("agentic_kv/"))
+    );
+    assert!(!report.metrics.is_empty());
+    let again = client.report(Some("exp-7"), 1).await;
+    assert_eq!(again, Some(report), "the same step, the same report");
+}
+
 /// Many waiters of one process share their calls, and each is granted in its turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_waiters_are_granted_in_their_order() {
