@@ -17,6 +17,7 @@ mod api_reports;
 mod api_security;
 mod bounds;
 mod cases;
+mod client;
 mod closer;
 mod deploy;
 mod durable;

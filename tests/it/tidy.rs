@@ -51,7 +51,7 @@ const ROOMS: &[(&str, &[&str], &str)] = &[
     ("tower", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("utoipa", &["src/http/", "src/web/", "crates/api/"], "schemas belong to the wire types"),
     ("utoipa_axum", &["src/http/", "src/web/"], "routes belong to the HTTP room"),
-    ("reqwest", &["src/fleet/", "src/demo/", "src/cli.rs", "src/cli/", "src/check.rs", "src/check/"], "readings belong to the fleet room"),
+    ("reqwest", &["src/fleet/", "src/demo/", "src/cli.rs", "src/cli/", "src/check.rs", "src/check/", "clients/rust/src/wire.rs", "clients/rust/src/config.rs"], "readings belong to the fleet room, calls of the client to its wire"),
     ("prometheus_client", &["src/telemetry.rs", "src/telemetry/", "src/http/"], "metrics are made in the telemetry room"),
     ("askama", &["src/web/"], "templates belong to the web room"),
     ("clap", &["src/cli.rs", "src/cli/", "src/config.rs", "src/config/", "src/main.rs"], "hand on a checked configuration instead of arguments"),
@@ -68,6 +68,7 @@ const NEVER: &[(&str, &[&str], &str)] = &[
     ("crates/core/src/", &["std"], "the core is `no_std`: use `core` and `alloc`, and take time as an argument"),
     ("crates/core/src/", &["serde"], "core types do not cross the wire: translate in `http` or `store`"),
     ("crates/", &["tokio", "tracing", "kvgate"], "the packages below the service stay plain libraries"),
+    ("clients/rust/", &["kvgate", "kvgate_core", "kvgate_sim"], "a client knows the wire, and nothing behind it"),
     ("migrations/", &["tokio", "kvgate_core", "kvgate_api"], "a step owns frozen copies of what it reads and writes"),
     ("src/store/", &["tokio"], "a store is synchronous, on the writer's own thread"),
     ("src/store/", &["crate::gate", "crate::http", "crate::web", "crate::fleet", "crate::history"], "a store knows records and images only"),
@@ -189,7 +190,7 @@ fn rules_are_numbered_without_gaps_and_named_rightly() {
 fn libraries_and_rooms_keep_their_places() {
     let mut faults = Vec::new();
     for file in &tree() {
-        let service = ["src/", "crates/", "migrations/"]
+        let service = ["src/", "crates/", "migrations/", "clients/rust/"]
             .iter()
             .any(|place| file.path.starts_with(place));
         if !service
