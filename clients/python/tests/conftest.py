@@ -1,3 +1,70 @@
+"""Fixtures: a clock by hand, the real binary in front of the demo's fleet, and no warning from asyncio."""
+
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import PATIENCE_S, Fleet, Service, binary, serve_arguments
+
 pytest_plugins = ["kvgate.testing.plugin"]
+
+StartGate = Callable[..., Service]
+
+
+@pytest.fixture(autouse=True)
+def asyncio_says_nothing(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Tasks that were lost and exceptions that nobody took show up in asyncio's own log."""
+    yield
+    told = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert not [text for text in told if "took" not in text and "Using selector" not in text]
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """The demo's router and engines, for all tests of this run."""
+    if not binary().exists():
+        pytest.fail(f"{binary()} is missing: build it, or name another with KVGATE_BIN")
+    running = Fleet(tmp_path_factory.mktemp("fleet"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def start_gate(fleet: Fleet, tmp_path: Path) -> Iterator[StartGate]:
+    """Starts a real gate with admission, in front of the largest engine: its ceiling is `ceiling` tokens."""
+    services: list[Service] = []
+
+    def start(*arguments: str, ceiling: int = 360_000) -> Service:
+        headroom = f"{ceiling / 416_000 + 1e-7:.6f}"
+        data = tmp_path / f"gate-{len(services)}"
+        named = serve_arguments(fleet.engines()[:1], "--admission-headroom", headroom, *arguments)
+        service = Service(data, *named)
+        services.append(service)
+        service.start()
+        service.wait_for_state(lambda state: not state["degraded"], "the fleet is read")
+        return service
+
+    yield start
+    for service in services:
+        service.close()
+
+
+async def until(condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
+    """Waits in an asynchronous test until `condition` holds; it is looked at from a thread."""
+    ends_at = asyncio.get_running_loop().time() + within_s
+    while not await asyncio.to_thread(condition):
+        assert asyncio.get_running_loop().time() < ends_at, f"not within {within_s:g} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+async def gather_all(works: list[Awaitable[None]]) -> None:
+    """Runs all of them; the first failure of any is raised once all have ended."""
+    ended = await asyncio.gather(*works, return_exceptions=True)
+    faults = [fault for fault in ended if isinstance(fault, BaseException)]
+    logging.getLogger("tests").debug("%d of %d failed", len(faults), len(ended))
+    if faults:
+        raise faults[0]

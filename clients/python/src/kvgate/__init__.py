@@ -7,12 +7,14 @@
 It fails open: a gate that is away, slow or wrong never raises into the rollout.
 """
 
+from .admission import AdmissionClient
 from .aio import AsyncGate, Lease, LeaseContext, Session
 from .client import Gate
 from .config import GateConfig
 from .models import Close, Decision, StepReport, TicketCancelled
 
 __all__ = [
+    "AdmissionClient",
     "AsyncGate",
     "Close",
     "Decision",

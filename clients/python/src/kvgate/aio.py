@@ -8,6 +8,7 @@ caller sees is a lease, a bypass, or `TicketCancelled`.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import uuid
@@ -18,7 +19,7 @@ from typing import Any
 
 from ._home import Ask, Home, Shared, ask
 from ._turns import close, release, renew
-from ._wire import Reply
+from ._wire import Reply, segment
 from .config import GateConfig
 from .fail_open import Breaker, LocalBypasses, OnceWarnings, Pause, log
 from .models import (
@@ -395,7 +396,14 @@ class AsyncGate:
         """The `agentic_kv/...` values since this run's last step; the same step again gives the same report. None
         when the gate has none to give. One process of a run reports, since each run is a window of its own."""
         run = run or self.config.run or self._here().run
-        reply = await self._ask("POST", "/v1/steps", {"run": run, "step": step})
+        return self._report(await self._ask("POST", "/v1/steps", {"run": run, "step": step}), run, step)
+
+    async def peek(self, *, run: str | None = None) -> StepReport | None:
+        """The values of the step that is under way, without ending it."""
+        run = run or self.config.run or self._here().run
+        return self._report(await self._ask("GET", f"/v1/steps/current?run={segment(run)}", None), run, None)
+
+    def _report(self, reply: Reply, run: str, step: int | None) -> StepReport | None:
         metrics = reply.body.get("metrics") if reply.ok else None
         if not isinstance(metrics, dict):
             self._here().shared.warnings.warn("report", "kvgate: no step report: %s", reply)
@@ -405,7 +413,7 @@ class AsyncGate:
             step,
             text(reply.body.get("from")) or None,
             text(reply.body.get("to")) or None,
-            {name: float(value) for name, value in metrics.items() if number(value, -1.0) == value},
+            {name: float(value) for name, value in metrics.items() if number(value, math.nan) == value},
         )
 
     async def state(self) -> Mapping[str, Any] | None:

@@ -91,9 +91,10 @@ class Breaker:
     def failed(self) -> None:
         with self._lock:
             self._failures += 1
-            now = self._clock()
-            if self._failures >= self._failures_max and (self._open_until is None or now >= self._open_until):
-                self._open_until = now + jittered(self._open_s)
+            # One that is open stays open until its own trial: others that ask again all the time, such as waiting
+            # tickets, must not put the trial off.
+            if self._failures >= self._failures_max and self._open_until is None:
+                self._open_until = self._clock() + jittered(self._open_s)
 
 
 class LocalBypasses:

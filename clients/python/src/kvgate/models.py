@@ -71,7 +71,8 @@ class StepReport:
     """The `agentic_kv/...` values over the time since the run's previous step."""
 
     run: str
-    step: int
+    step: int | None
+    """None for a look at the step that is under way."""
     from_: str | None = None
     to: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

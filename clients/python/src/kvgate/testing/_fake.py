@@ -262,6 +262,12 @@ class FakeGate:
             case ["POST", "v1", "steps"]:
                 metrics = {"agentic_kv/budget/reserved": float(sum(t.tokens for t in self._by_lease.values()))}
                 return 200, {"run": body["run"], "step": body["step"], "metrics": metrics}
+            case ["GET", "v1", "steps", "current"]:
+                return 200, {
+                    "run": "",
+                    "step": None,
+                    "metrics": {"agentic_kv/admission/waiting": float(len(self._queue))},
+                }
             case ["GET", "v1", "state"]:
                 reserved = sum(ticket.tokens for ticket in self._by_lease.values())
                 return 200, {
