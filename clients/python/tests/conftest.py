@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,36 @@ async def until(condition: Callable[[], bool], what: str, within_s: float = PATI
     while not await asyncio.to_thread(condition):
         assert asyncio.get_running_loop().time() < ends_at, f"not within {within_s:g} s: {what}"
         await asyncio.sleep(0.01)
+
+
+Serve = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def raw_server(answer: Serve) -> AsyncIterator[str]:
+    """An address on loopback that reads requests and hands each with its connection to `answer`."""
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                named = re.search(rb"content-length: *(\d+)", head.lower())
+                body = await reader.readexactly(int(named[1])) if named else b""
+                await answer(head + body, writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        await server.wait_closed()
 
 
 async def gather_all(works: list[Awaitable[None]]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvgate.fail_open import BOUND_SLACK_S, CLAIM_GRACE_S, Breaker, LocalBypasses, OnceWarnings, Pause, Place, log
-from pytest import LogCaptureFixture
 
 
 class Clock:
@@ -91,7 +92,7 @@ def test_local_bypasses_are_taken_once_and_put_back() -> None:
     assert counts.peek() == {"unreachable": 2, "breaker": 2}
 
 
-def test_a_kind_of_trouble_is_warned_about_once(caplog: LogCaptureFixture) -> None:
+def test_a_kind_of_trouble_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", log.name):
         warnings = OnceWarnings()
         for _ in range(5):

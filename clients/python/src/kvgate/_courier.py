@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable
 
 from ._turns import Operation, Turns, release
-from ._wire import Reply
+from ._wire import Reply, settled
 from .config import GateConfig
 from .fail_open import Breaker, OnceWarnings, Pause, log
 
-ATTEMPT_S = 10.0
+ATTEMPT_S = 5.0
 """Longest time of one attempt. Nobody waits for it, so a slow gate gets time to answer."""
 PARCELS_MAX = 65_536
 """Undelivered operations of one event loop; what comes beyond is left to the TTL."""
@@ -58,8 +58,8 @@ class Courier:
         that failed just now. A caller that is cancelled meanwhile leaves the delivery as it is."""
         is_open = self._breaker.is_open()
         parcel = self.send(operation)
-        if not is_open:
-            await asyncio.wait({parcel.first}, timeout=self._patience_s)
+        if not is_open and not await settled(parcel.first, self._patience_s):
+            self._breaker.failed()
         return parcel
 
     def resume(self) -> None:
@@ -112,7 +112,7 @@ class Courier:
             # The usage report is refused: the lease is given back without it.
             self._warnings.warn("usage", "kvgate: the gate does not take a usage report: %s", reply)
             self.send(release(str(operation.named["lease_id"]), {}))
-        elif not reply.ok and reply.status not in {404, 410}:
+        elif not reply.ok and (operation.op == "close" or reply.status not in {404, 410}):
             self._warnings.warn(f"{operation.op}/{reply.status}", "kvgate: a %s is refused: %s", operation.op, reply)
 
     async def _retry(self) -> None:

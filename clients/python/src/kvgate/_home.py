@@ -11,7 +11,7 @@ from typing import Any
 
 from ._courier import Courier
 from ._room import UNKNOWN, Room, Seat
-from ._turns import Turns, acquire, cancel
+from ._turns import BACKGROUND_LANES, Turns, acquire, cancel
 from ._wire import Reply, Wire, keep_quiet, silent
 from .config import GateConfig
 from .fail_open import (
@@ -109,7 +109,8 @@ class Home:
         self.wire = Wire(config)
         self.turns = Turns(self.wire, shared.breaker, shared.bypasses)
         self.room = Room(self.wire, shared.breaker, config)
-        self.courier = Courier(self.turns, shared.breaker, config, shared.warnings)
+        self._background = Turns(self.wire, shared.breaker, shared.bypasses, BACKGROUND_LANES)
+        self.courier = Courier(self._background, shared.breaker, config, shared.warnings)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         # A loop that ends closes its asynchronous generators. So a caller that forgets `aclose`, as a plain

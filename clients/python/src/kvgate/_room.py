@@ -87,7 +87,7 @@ class Room:
             reply = await self._wire.call_once("POST", "/v1/leases", body, within_s)
             self._note(reply)
             if reply.status == 202:
-                await self._rest(window_s - (now() - asked_at), number(reply.body.get("poll_after_s"), BEAT_S))
+                await _rest(now() - asked_at, window_s, number(reply.body.get("poll_after_s"), BEAT_S))
             if not _away(reply):
                 return reply
             if not await self._bear(reply, [seat], pause.next_s()):
@@ -143,7 +143,7 @@ class Room:
                         seat.tell(UNKNOWN)
                     return
                 if not self._hand_out(reply, seats, now()):
-                    await self._rest(window_s - (now() - asked_at), BEAT_S)
+                    await _rest(now() - asked_at, window_s, BEAT_S)
                 if len(seats) < SMALL:
                     return
         except Exception:  # noqa: BLE001  a fault of ours must not reach a rollout
@@ -173,11 +173,6 @@ class Room:
                 decided.tell(UNKNOWN if result.get("action") == "unknown" else Reply(200, result))
         return not all(seat.waits() for seat in seats)
 
-    async def _rest(self, early_s: float, rest_s: float) -> None:
-        """A gate with too many open calls says `wait` at once: then it is not asked again at once."""
-        if early_s > self._window_s / 2:
-            await asyncio.sleep(min(jittered(rest_s), early_s))
-
     # ---- while the gate is away ----------------------------------------------------------------------
 
     async def _bear(self, reply: Reply, seats: list[Seat], pause_s: float) -> bool:
@@ -200,6 +195,12 @@ class Room:
             self._breaker.failed()
         else:
             self._breaker.succeeded()
+
+
+async def _rest(took_s: float, window_s: float, rest_s: float) -> None:
+    """A gate with too many open calls says `wait` at once. Then it is not asked again at once."""
+    if took_s < window_s / 2:
+        await asyncio.sleep(min(jittered(rest_s), window_s - took_s))
 
 
 def _away(reply: Reply) -> bool:

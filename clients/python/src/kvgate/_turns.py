@@ -18,6 +18,8 @@ from .fail_open import Breaker, LocalBypasses, log
 
 LANES = 8
 """Calls under way at a time. More would only make smaller batches."""
+BACKGROUND_LANES = 4
+"""The same for what nobody waits long for. It has lanes of its own, so that its patience keeps none from others."""
 BATCH_MAX = 256
 """Operations of one batch: a quarter of the gate's bound, which keeps the longest ids below its 4 MiB."""
 
@@ -77,9 +79,10 @@ class Item:
 
 
 class Turns:
-    """The calls of one event loop."""
+    """Calls of one event loop that have the same patience."""
 
-    def __init__(self, wire: Wire, breaker: Breaker, bypasses: LocalBypasses) -> None:
+    def __init__(self, wire: Wire, breaker: Breaker, bypasses: LocalBypasses, lanes: int = LANES) -> None:
+        self._lanes_max = lanes
         self._wire = wire
         self._breaker = breaker
         self._bypasses = bypasses
@@ -91,7 +94,7 @@ class Turns:
         loop = asyncio.get_running_loop()
         item = Item(operation, loop.time() + within_s, loop.create_future())
         self._queue.append(item)
-        if len(self._lanes) < LANES:
+        if len(self._lanes) < self._lanes_max:
             lane = loop.create_task(self._lane(), name="kvgate-turns")
             self._lanes.add(lane)
             lane.add_done_callback(self._lanes.discard)

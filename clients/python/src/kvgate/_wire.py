@@ -169,7 +169,7 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
 
 def _reply(status: int, data: bytes) -> Reply:
     try:
-        body = json.loads(data) if data else {}
+        body = json.loads(data)
     except (ValueError, RecursionError):
         body = None
     if status >= 400:

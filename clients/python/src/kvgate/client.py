@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import os
 import threading
@@ -263,14 +262,20 @@ class _Thread:
         if self.pid != os.getpid() or not self._thread.is_alive():
             work.close()
             raise RuntimeError("the lease belongs to another process, or its gate was closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        ended = threading.Event()
+
+        async def whole() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(whole(), self._loop)
         try:
             return future.result()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                with contextlib.suppress(concurrent.futures.CancelledError, concurrent.futures.TimeoutError):
-                    future.result(self._gate.config.call_timeout_s)
+            if future.cancel():
+                ended.wait(self._gate.config.call_timeout_s)
             raise
 
     def end(self) -> None:

@@ -143,7 +143,8 @@ class Place:
         self._is_cut = False
         if claim_grace_s is not None:
             self._grace_s = claim_grace_s
-        if bypass_in_s is not None:
+        # A gate that says 0 again and again is one that should have decided: its word moves nothing any more.
+        if bypass_in_s is not None and (bypass_in_s > 0 or self._bound_at is None):
             self._bound_at = now + bypass_in_s + BOUND_SLACK_S
 
     def cut(self, now: float) -> None:

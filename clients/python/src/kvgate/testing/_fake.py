@@ -60,6 +60,7 @@ class FakeGate:
         self._claim_grace_s = claim_grace_s
         self._behaviours: dict[str, Behaviour] = {}
         self._slow_s = 0.0
+        self._ages = self._waits = self._takes_usage = True
         self._tickets: dict[str, _Ticket] = {}
         self._queue: list[_Ticket] = []
         self._by_lease: dict[str, _Ticket] = {}
@@ -76,6 +77,8 @@ class FakeGate:
         """What callers decided by themselves and told."""
         self.closes: list[tuple[str, Mapping[str, Any]]] = []
         """Sessions that were closed, with the body of the call."""
+        self.serves_sessions = True
+        """Whether closes and step reports are served."""
         self._hold = _socket(0)
         self._port = int(self._hold.getsockname()[1])
         self._runner: web.AppRunner | None = None
@@ -95,6 +98,13 @@ class FakeGate:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
+        # A connection may have been accepted in the last moment: what is left of it is ended in order.
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
         self._hold.close()
 
@@ -178,6 +188,27 @@ class FakeGate:
 
         self._do(change)
 
+    def forget(self, ticket_id: str) -> None:
+        """Drops a waiting ticket from the queue, as the gate does with one whose caller stays away."""
+
+        def change() -> None:
+            self._queue.remove(self._tickets.pop(ticket_id))
+            self._pass()
+
+        self._do(change)
+
+    def never_ages(self) -> None:
+        """From now on no waiting ticket is bypassed for its age, whatever the answers say."""
+        self._ages = False
+
+    def never_waits(self) -> None:
+        """From now on calls answer `wait` at once, as those of a gate with too many open calls."""
+        self._waits = False
+
+    def refuse_usage(self) -> None:
+        """From now on usage reports are refused, as those of a newer client might be."""
+        self._takes_usage = False
+
     def wait_for(self, condition: Callable[[FakeGate], bool], within_s: float = PATIENCE_S) -> None:
         """Waits until `condition` holds; it is looked at after every request. For synchronous tests: in an
         asynchronous one it goes into a thread."""
@@ -237,6 +268,8 @@ class FakeGate:
 
     async def _answer(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         parts = [unquote(part) for part in path.strip("/").split("/")]
+        if not self.serves_sessions and parts[1:2] in (["sessions"], ["steps"]):
+            return 404, {"code": "not_found"}
         match [method, *parts]:
             case ["POST", "v1", "leases"]:
                 return await self._acquire(body, float(body.get("wait_s", 25)))
@@ -306,7 +339,7 @@ class FakeGate:
             ticket = _Ticket(body["ticket_id"], body["session_id"], sent, tokens)
             self._tickets[ticket.ticket_id] = ticket
             self._decide(ticket, protected=bool(body.get("protected")))
-        if ticket.state == "waiting" and wait_s > 0:
+        if ticket.state == "waiting" and wait_s > 0 and self._waits:
             await self._until(ticket, wait_s)
         return self._told(ticket)
 
@@ -335,7 +368,7 @@ class FakeGate:
             self._settle(head, "held", "capacity_available")
 
     def _age(self, ticket: _Ticket) -> None:
-        if ticket in self._queue:
+        if ticket in self._queue and self._ages:
             self._queue.remove(ticket)
             self._settle(ticket, "bypassed", "aged")
             self._pass()
@@ -363,7 +396,7 @@ class FakeGate:
                 "position": self._queue.index(ticket) + 1,
                 "age_s": age_s,
                 "bypass_in_s": max(0.0, self._max_wait_s - age_s),
-                "poll_after_s": 0.0,
+                "poll_after_s": 0.0 if self._waits else 1.0,
                 "claim_grace_s": self._claim_grace_s,
             }
         repeated, ticket.told = ticket.told, True
@@ -391,7 +424,7 @@ class FakeGate:
             return results
 
         results = decided()
-        if not results:
+        if not results and self._waits:
             waits = [asyncio.ensure_future(self._tickets[ticket_id].decided.wait()) for ticket_id in body["ticket_ids"]]
             try:
                 await asyncio.wait(waits, timeout=float(body.get("wait_s", 25)), return_when=asyncio.FIRST_COMPLETED)
@@ -403,6 +436,10 @@ class FakeGate:
 
     def _release(self, lease_id: str, usage: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         ticket = self._by_lease.pop(lease_id, None)
+        if usage and not self._takes_usage:
+            if ticket is not None:
+                self._by_lease[lease_id] = ticket
+            return 422, {"code": "invalid_request"}
         if ticket is None:
             known = any(known.lease_id == lease_id for known in self._tickets.values())
             return (200, {"outcome": "already_released"}) if known else (410, {"code": "lease_expired"})
