@@ -125,7 +125,7 @@ class Fleet:
         )
         line = self._process.line_with("the demo runs")
         fields = dict(re.findall(r"(\w+)=(\S+)", line))
-        self.router = fields["router"]
+        self.router = fields.get("router", "")
         self.page = fields["page"]
 
     def engines(self) -> list[str]:
