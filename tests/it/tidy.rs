@@ -387,9 +387,9 @@ fn the_check_script_keeps_its_promises() {
             ));
         }
     }
-    if sum == 0 || sum > 60 {
+    if sum == 0 || sum > 75 {
         faults.push(format!(
-            ".ci/run:1: the caps add up to {sum} min; an hour is the bound"
+            ".ci/run:1: the caps add up to {sum} min; an hour and a quarter is the bound"
         ));
     }
     let command = "cargo test --workspace";
