@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from ._turns import Operation, Turns, release
-from ._wire import Reply, settled
+from ._wire import Reply, settled, stop_all
 from .config import GateConfig
 from .fail_open import Breaker, OnceWarnings, Pause, log
 
@@ -67,11 +67,11 @@ class Courier:
         if self._waiting and (self._runner is None or self._runner.done()):
             self._runner = asyncio.get_running_loop().create_task(self._retry(), name="kvgate-courier")
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Gives up what is still undelivered."""
         self._stopped = True
         if self._runner is not None:
-            self._runner.cancel()
+            await stop_all([self._runner])
 
     def idle(self) -> bool:
         return not self._under_way and not self._waiting

@@ -138,7 +138,10 @@ class Home:
             while not (self.turns.idle() and self.courier.idle()) and self.loop.time() < ends_at:  # noqa: ASYNC110
                 await asyncio.sleep(FLUSH_STEP_S)
         finally:
-            self.courier.stop()
+            await self.courier.stop()
+            await self.turns.stop()
+            await self._background.stop()
+            await self.room.stop()
             await self.wire.close()
             await self._guard.aclose()
 

@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from ._wire import Reply, Wire, silent
+from ._wire import Reply, Wire, silent, stop_all
 from .config import GateConfig
 from .fail_open import Breaker, Place, jittered, log, place_pause
 from .models import number
@@ -73,6 +73,10 @@ class Room:
             return await self._ask_together(seat)
         finally:
             self._waiting -= 1
+
+    async def stop(self) -> None:
+        """Ends the shared calls."""
+        await stop_all(self._calls)
 
     # ---- one ticket, one call ------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._wire import LATE_S, Reply, Wire, segment, settled, silent
+from ._wire import LATE_S, Reply, Wire, segment, settled, silent, stop_all
 from .fail_open import Breaker, LocalBypasses, log
 
 LANES = 8
@@ -119,6 +119,10 @@ class Turns:
     def idle(self) -> bool:
         return not self._lanes and not self._queue
 
+    async def stop(self) -> None:
+        """Ends what is under way: as calls whose connection broke."""
+        await stop_all(self._lanes)
+
     async def _lane(self) -> None:
         while bunch := self._next_bunch():
             again = False
@@ -195,13 +199,13 @@ class Turns:
         results = _results(reply, len(bunch)) if reply.ok else None
         if reply.ok and results is None:
             reply = silent("garbage")
-        self._note(reply)
+        self._note(reply, len(bunch))
         return [reply] * len(bunch) if results is None else results
 
-    def _note(self, reply: Reply) -> None:
+    def _note(self, reply: Reply, calls: int = 1) -> None:
         # A 4xx shows a gate that is well; what it refuses is the caller's.
         if reply.fails_over:
-            self._breaker.failed()
+            self._breaker.failed(calls)
         else:
             self._breaker.succeeded()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -76,6 +76,14 @@ def keep_quiet(task: asyncio.Future[Any]) -> None:
     """Takes a result that nobody may be left to take, so that asyncio does not warn about it."""
     if not task.cancelled():
         task.exception()
+
+
+async def stop_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits for their end."""
+    stopped = list(tasks)
+    for task in stopped:
+        task.cancel()
+    await asyncio.gather(*stopped, return_exceptions=True)
 
 
 async def settled(future: asyncio.Future[Any], seconds: float) -> bool:

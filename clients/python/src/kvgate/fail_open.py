@@ -88,9 +88,10 @@ class Breaker:
             self._failures = 0
             self._open_until = None
 
-    def failed(self) -> None:
+    def failed(self, calls: int = 1) -> None:
+        """So many calls failed; those that shared a batch count each, as if they had gone by themselves."""
         with self._lock:
-            self._failures += 1
+            self._failures += calls
             # One that is open stays open until its own trial: others that ask again all the time, such as waiting
             # tickets, must not put the trial off.
             if self._failures >= self._failures_max and self._open_until is None:

@@ -96,15 +96,9 @@ class FakeGate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
-        # A connection may have been accepted in the last moment: what is left of it is ended in order.
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
         self._hold.close()
 
@@ -140,6 +134,15 @@ class FakeGate:
             if connection.transport is not None:
                 connection.transport.abort()
         await runner.cleanup()
+
+    async def _end(self) -> None:
+        # A connection may have been accepted in the last moment: what is left of it is ended in order.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
 
     # ---- what tests do and see -----------------------------------------------------------------------
 
