@@ -29,6 +29,7 @@ class Proxy:
         self.cuts = 0
         self.url = ""
         self._stop: asyncio.Event | None = None
+        self._connections: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="proxy", daemon=True)
@@ -52,8 +53,15 @@ class Proxy:
         self._ready.set()
         await self._stop.wait()
         server.close()
+        # Its connections end by themselves now; a cancelled one would be an error in asyncio's log.
+        while self._connections:
+            await asyncio.wait(self._connections)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         try:
             upstream, up = await asyncio.open_connection(self._host, self._port)
         except OSError:
@@ -62,6 +70,7 @@ class Proxy:
         pumps = [
             asyncio.create_task(self._requests(reader, up, writer)),
             asyncio.create_task(self._answers(upstream, writer)),
+            asyncio.create_task(self._ended()),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -70,6 +79,10 @@ class Proxy:
                 pump.cancel()
             for end in (writer, up):
                 end.close()
+
+    async def _ended(self) -> None:
+        assert self._stop is not None
+        await self._stop.wait()
 
     async def _requests(
         self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, back: asyncio.StreamWriter

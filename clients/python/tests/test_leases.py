@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 from collections import Counter
+from typing import Any
 
 import anyio
 import pytest
@@ -158,6 +159,26 @@ async def test_a_value_that_the_gate_would_refuse_costs_a_bypass_and_no_call(
         assert gate.local_bypasses() == {"refused": 2}
     assert fake_gate.requests == []
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+class Count:
+    """An integer of another library."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+async def test_integers_of_other_libraries_are_taken(fake_gate: FakeGate) -> None:
+    async with AsyncGate(fake_gate.url) as gate:
+        numbers: dict[str, Any] = {"prompt_tokens": Count(3), "max_new_tokens": Count(4)}
+        async with gate.lease(session_id="s", **numbers) as lease:
+            assert lease.decision.reservation_tokens == 7
+            counted: Any = Count(5)
+            lease.report_usage(completion_tokens=counted)
+    assert fake_gate.usage == [{"completion_tokens": 5}]
 
 
 async def test_a_held_lease_is_renewed_at_a_third_of_its_life(fake_gate: FakeGate) -> None:

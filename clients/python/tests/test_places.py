@@ -196,6 +196,14 @@ def test_closing_ends_what_is_under_way_and_a_later_call_starts_anew(fake_gate: 
     gate.close()
 
 
+def test_a_gate_that_is_closed_under_a_lease_is_no_exception(fake_gate: FakeGate) -> None:
+    gate = Gate(fake_gate.url)
+    with gate.lease(session_id="s", reservation_tokens=1) as lease:
+        gate.close()
+        assert not lease.renew()
+        lease.release()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_fork_leaves_the_thread_with_the_parent(fake_gate: FakeGate) -> None:
     gate = Gate(fake_gate.url)

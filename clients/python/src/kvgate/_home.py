@@ -12,7 +12,7 @@ from typing import Any
 from ._courier import Courier
 from ._room import UNKNOWN, Room, Seat
 from ._turns import BACKGROUND_LANES, Turns, acquire, cancel
-from ._wire import Reply, Wire, keep_quiet, silent
+from ._wire import Reply, Wire, keep_quiet, silent, stop_all
 from .config import GateConfig
 from .fail_open import (
     BREAKER,
@@ -25,7 +25,7 @@ from .fail_open import (
     log,
     place_pause,
 )
-from .models import Decision, Scope, TicketCancelled, id_fault, number, text, tokens
+from .models import Decision, Scope, TicketCancelled, id_fault, number, text, tokens, whole
 
 FLUSH_STEP_S = 0.02
 """How often a client that is being closed looks whether all is delivered."""
@@ -67,8 +67,8 @@ def ask(
     client: str | None,
 ) -> Ask:
     """Checks the form of a call, which is its author's, and looks at the values, which are the rollout's."""
-    parts = {"prompt_tokens": prompt_tokens, "max_new_tokens": max_new_tokens}
-    total = {"reservation_tokens": reservation_tokens}
+    parts = {"prompt_tokens": whole(prompt_tokens), "max_new_tokens": whole(max_new_tokens)}
+    total = {"reservation_tokens": whole(reservation_tokens)}
     if (reservation_tokens is None) == (prompt_tokens is None or max_new_tokens is None):
         raise TypeError("a lease needs prompt_tokens and max_new_tokens, or reservation_tokens")
     if reservation_tokens is not None and (prompt_tokens is not None or max_new_tokens is not None):
@@ -142,8 +142,13 @@ class Home:
             await self.turns.stop()
             await self._background.stop()
             await self.room.stop()
+            await stop_all(self._tasks)
             await self.wire.close()
-            await self._guard.aclose()
+
+    async def leave(self) -> None:
+        """As `close`, by the caller's own will: with all the patience that it configured."""
+        await self.close(self.shared.config.flush_s)
+        await self._guard.aclose()
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         try:
@@ -174,9 +179,9 @@ class Home:
     async def _decide(self, ask: Ask) -> Decision:
         patience_s = self.shared.config.call_timeout_s
         item = self.turns.put(acquire(ask.body), patience_s)
+        place: Place | None = None
         try:
             reply = await self.turns.outcome(item)
-            place: Place | None = None
             pause = place_pause()
             while True:
                 if (decision := _decision(ask, reply)) is not None:
@@ -186,7 +191,7 @@ class Home:
                     place = place or Place(now)
                     place.heard(now, *told)
                     pause.reset()
-                elif place is None or not (reply is UNKNOWN or _may_be_back(reply)):
+                elif place is None or not (reply is UNKNOWN or reply.fails_over):
                     return self._without(ask, reply, has_place=place is not None)
                 elif reply is not UNKNOWN:
                     if place.grace_ends_at() <= now:
@@ -203,13 +208,11 @@ class Home:
                     if not reply.answered:
                         return self._without(ask, reply, has_place=True)
         except asyncio.CancelledError:
-            if not self.turns.withdraw(item):
-                await self._leave(ask)
+            unseen = self.turns.withdraw(item)
+            if place is not None or not unseen:
+                # A second cancellation ends this wait, not the delivery.
+                await self.courier.deliver(cancel(ask.ticket_id))
             raise
-
-    async def _leave(self, ask: Ask) -> None:
-        """Withdraws a ticket whose caller is cancelled. A second cancellation ends the wait, not the delivery."""
-        await self.courier.deliver(cancel(ask.ticket_id))
 
     def _without(self, ask: Ask, reply: Reply, *, has_place: bool) -> Decision:
         """Goes on without the gate."""
@@ -269,8 +272,3 @@ def _wait(reply: Reply) -> tuple[float, float] | None:
     if not reply.ok or reply.body.get("action") != "wait" or min(told) < 0:
         return None
     return told[0], told[1]
-
-
-def _may_be_back(reply: Reply) -> bool:
-    """Whether a waiting ticket asks again."""
-    return reply.fails_over and reply.trouble != "garbage"

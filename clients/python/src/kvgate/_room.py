@@ -89,7 +89,7 @@ class Room:
             within_s = max(0.0, min(window_s + self._slack_s, seat.place.bound_at() - now()))
             asked_at = now()
             reply = await self._wire.call_once("POST", "/v1/leases", body, within_s)
-            self._note(reply)
+            self._breaker.note(failed=reply.fails_over)
             if reply.status == 202:
                 await _rest(now() - asked_at, window_s, number(reply.body.get("poll_after_s"), BEAT_S))
             if not _away(reply):
@@ -126,7 +126,7 @@ class Room:
             call.add_done_callback(self._calls.discard)
 
     async def _share(self, seats: list[Seat]) -> None:
-        """Keeps one shared call open for some tickets, until few are left to be worth a call of their own."""
+        """Keeps one shared call open for some tickets. When few of them are left, they look for others to join."""
         now = asyncio.get_running_loop().time
         pause = place_pause()
         try:
@@ -135,7 +135,7 @@ class Room:
                 body = {"ticket_ids": [seat.ticket_id for seat in seats], "wait_s": round(window_s, 3)}
                 asked_at = now()
                 reply = await self._wire.call_once("POST", "/v1/wait", body, window_s + self._slack_s)
-                self._note(reply)
+                self._breaker.note(failed=reply.fails_over)
                 if _away(reply):
                     if not await self._bear(reply, seats, pause.next_s()):
                         return
@@ -193,12 +193,6 @@ class Room:
         for seat in over:
             seat.tell(silent("timeout"))
         return len(over) < len(seats)
-
-    def _note(self, reply: Reply) -> None:
-        if reply.fails_over:
-            self._breaker.failed()
-        else:
-            self._breaker.succeeded()
 
 
 async def _rest(took_s: float, window_s: float, rest_s: float) -> None:

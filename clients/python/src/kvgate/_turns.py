@@ -185,7 +185,7 @@ class Turns:
     async def _single(self, operation: Operation, body: Mapping[str, Any], within_s: float) -> Reply:
         sent = body if operation.method == "POST" else None
         reply = await self._wire.call(operation.method, operation.path, sent, within_s)
-        self._note(reply)
+        self._breaker.note(failed=reply.fails_over)
         return reply
 
     async def _batch(self, bunch: list[Item], bodies: list[dict[str, Any]], within_s: float) -> list[Reply]:
@@ -199,15 +199,8 @@ class Turns:
         results = _results(reply, len(bunch)) if reply.ok else None
         if reply.ok and results is None:
             reply = silent("garbage")
-        self._note(reply, len(bunch))
+        self._breaker.note(failed=reply.fails_over, calls=len(bunch))
         return [reply] * len(bunch) if results is None else results
-
-    def _note(self, reply: Reply, calls: int = 1) -> None:
-        # A 4xx shows a gate that is well; what it refuses is the caller's.
-        if reply.fails_over:
-            self._breaker.failed(calls)
-        else:
-            self._breaker.succeeded()
 
 
 def _results(reply: Reply, count: int) -> list[Reply] | None:

@@ -47,7 +47,8 @@ class Reply:
 
     @property
     def fails_over(self) -> bool:
-        """No answer, or one that blames the server: the same call may be taken later."""
+        """No answer, or one that blames the server: the same call may be taken later. Any other 4xx shows a gate
+        that is well; what it refuses is the caller's."""
         return self.status == 0 or self.status >= 500 or self.status in {408, 425, 429}
 
     @property
@@ -131,21 +132,18 @@ class Wire:
         gate has restarted since, and every call of the contract may be repeated."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + within_s
-        reply = await self._exchange(method, path, body, within_s)
+        reply = await self.call_once(method, path, body, within_s)
         if reply.trouble == "cut" and loop.time() < ends_at:
-            reply = await self._exchange(method, path, body, ends_at - loop.time())
+            reply = await self.call_once(method, path, body, ends_at - loop.time())
         return reply
 
     async def call_once(self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float) -> Reply:
         """One exchange, for a caller that has its own way to ask again."""
-        return await self._exchange(method, path, body, within_s)
+        reply = await within(self._send(method, path, body), within_s)
+        return silent("timeout") if reply is None else reply
 
     async def close(self) -> None:
         await self._http.close()
-
-    async def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float) -> Reply:
-        reply = await within(self._send(method, path, body), within_s)
-        return silent("timeout") if reply is None else reply
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Reply:
         url = URL(self._url + path, encoded=True)

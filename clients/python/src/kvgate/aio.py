@@ -33,6 +33,7 @@ from .models import (
     number,
     text,
     tokens,
+    whole,
 )
 
 RENEWALS_A_LIFE = 3
@@ -107,7 +108,8 @@ class Lease:
             "completion_tokens": completion_tokens,
             "cached_tokens": cached_tokens,
         }
-        self._usage.update({name: count for name, count in counts.items() if tokens(count) is not None})
+        known = {name: whole(count) for name, count in counts.items()}
+        self._usage.update({name: count for name, count in known.items() if tokens(count) is not None})
         if isinstance(engine, str) and engine and engine.isprintable() and len(engine.encode()) <= 2048:
             self._usage["engine"] = engine
 
@@ -269,9 +271,10 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         reason: CloseReason = "terminal" if kind is None else "dropped"
-        # Beside the caller, so that a cancelled one leaves the close on its way.
+        # Beside the caller, so that one that is cancelled leaves the close on its way.
         closing = self._gate._home().spawn(self._close(reason))
-        await asyncio.wait({closing})
+        if self._joined.is_set() or kind is None or not issubclass(kind, asyncio.CancelledError):
+            await asyncio.wait({closing})
 
     async def _close(self, reason: CloseReason) -> None:
         await self._joined.wait()
@@ -317,7 +320,7 @@ class AsyncGate:
         A later call opens new ones."""
         home = self._here().leave(asyncio.get_running_loop())
         if home is not None:
-            await home.close(self.config.flush_s)
+            await home.leave()
 
     # ---- leases --------------------------------------------------------------------------------------
 
@@ -432,10 +435,7 @@ class AsyncGate:
         if not home.shared.breaker.allows():
             return Reply(0, {}, "refused")
         reply = await home.wire.call(method, path, body, self.config.call_timeout_s)
-        if reply.fails_over:
-            home.shared.breaker.failed()
-        else:
-            home.shared.breaker.succeeded()
+        home.shared.breaker.note(failed=reply.fails_over)
         return reply
 
     def _here(self) -> _Process:

@@ -86,10 +86,11 @@ class Lease:
         self._lease.report_answer(answer, engine=engine)
 
     def renew(self, ttl_s: float | None = None) -> bool:
-        return self._loop.run(self._lease.renew(ttl_s))
+        return self._loop.runs() and self._loop.run(self._lease.renew(ttl_s))
 
     def release(self) -> None:
-        self._loop.run(self._lease.release())
+        if self._loop.runs():
+            self._loop.run(self._lease.release())
 
 
 class LeaseContext:
@@ -108,7 +109,8 @@ class LeaseContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._loop is not None:
+        # A child process, or a gate that was closed meanwhile, has nothing to give back.
+        if self._loop is not None and self._loop.runs():
             self._loop.run(self._context.__aexit__(kind, error, trace))
 
 
@@ -256,12 +258,12 @@ class _Thread:
         self._at_exit = lambda: _end(reference)
         atexit.register(self._at_exit)
 
+    def runs(self) -> bool:
+        return self.pid == os.getpid() and self._thread.is_alive()
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` in the loop and waits for it. An exception in the waiting thread, such as Ctrl-C, cancels it
         and waits for what that takes."""
-        if self.pid != os.getpid() or not self._thread.is_alive():
-            work.close()
-            raise RuntimeError("the lease belongs to another process, or its gate was closed")
         ended = threading.Event()
 
         async def whole() -> T:
@@ -281,7 +283,7 @@ class _Thread:
     def end(self) -> None:
         """Ends loop and thread. Calls that are still under way are cancelled."""
         atexit.unregister(self._at_exit)
-        if self.pid != os.getpid() or not self._thread.is_alive():
+        if not self.runs():
             return
         with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(self._last(), self._loop).result()

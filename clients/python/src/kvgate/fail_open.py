@@ -83,13 +83,20 @@ class Breaker:
         with self._lock:
             return self._open_until is not None
 
+    def note(self, *, failed: bool, calls: int = 1) -> None:
+        """Takes notice of what came of a call, or of so many that shared a batch: they count each, as if they had
+        gone by themselves."""
+        if failed:
+            self.failed(calls)
+        else:
+            self.succeeded()
+
     def succeeded(self) -> None:
         with self._lock:
             self._failures = 0
             self._open_until = None
 
     def failed(self, calls: int = 1) -> None:
-        """So many calls failed; those that shared a batch count each, as if they had gone by themselves."""
         with self._lock:
             self._failures += calls
             # One that is open stays open until its own trial: others that ask again all the time, such as waiting

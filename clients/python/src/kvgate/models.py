@@ -6,6 +6,7 @@ Readers take what they know and ignore the rest, since answers may grow.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -95,6 +96,16 @@ def tokens(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= TOKENS_MAX:
         return None
     return value
+
+
+def whole(value: Any) -> Any:
+    """An integer of whatever library as Python's own; anything else as it is."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def id_fault(value: object) -> str | None:
