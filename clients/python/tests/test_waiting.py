@@ -193,3 +193,21 @@ async def test_a_ticket_refused_in_its_wait_goes_on(fake_gate: FakeGate) -> None
             assert done == [(1, "bypass", "refused")]
             await until(lambda: fake_gate.waiting == [], "the ticket is cancelled")
             fake_gate.behave("normal", "/v1/leases")
+
+
+async def test_a_ticket_that_was_asked_before_is_withdrawn_even_when_its_next_call_never_left(
+    fake_gate: FakeGate,
+) -> None:
+    async with AsyncGate(GateConfig(url=fake_gate.url, wait_calls_from=1, flush_s=0)) as gate:
+        async with gate.lease(session_id="holder", reservation_tokens=ALL):
+            task = asyncio.create_task(waits(gate, 1, []))
+            await until(lambda: fake_gate.waiting == ["t1"], "it waits")
+            turns = gate._home().turns
+            turns._lanes_max = 0
+            fake_gate.forget("t1")
+            # The call that waits ends with its beat, and the ticket is to be acquired again.
+            await until(lambda: len(turns._queue) == 1, "its next call stands in the queue")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert fake_gate.requests[-1].method == "DELETE"

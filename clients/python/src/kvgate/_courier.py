@@ -28,8 +28,6 @@ class Parcel:
         self.gives_up_at = gives_up_at
         self.first = first
         """What came of the first attempt."""
-        self.reply: Reply | None = None
-        """The last answer; set when nothing more is tried."""
 
 
 class Courier:
@@ -100,7 +98,6 @@ class Courier:
             self._waiting.append(parcel)
             self.resume()
             return
-        parcel.reply = reply
         if reply.fails_over:
             self._warnings.warn(
                 "undelivered",

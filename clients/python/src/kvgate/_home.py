@@ -259,7 +259,7 @@ def _decision(ask: Ask, reply: Reply) -> Decision | None:
         lease_id=given,
         reservation_tokens=ask.reservation_tokens if reservation is None else reservation,
         epoch=tokens(body.get("epoch")) or 0,
-        ttl_s=number(body.get("ttl_s")),
+        ttl_s=number(body.get("ttl_s"), number(ask.body["ttl_s"])),
         waited_s=number(body.get("waited_s")),
         repeated=body.get("repeated") is True,
         session_reopened=body.get("session_reopened") is True,

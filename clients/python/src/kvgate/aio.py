@@ -141,8 +141,12 @@ class Lease:
     async def release(self) -> None:
         """Gives the lease back; once is enough, and leaving the context does it."""
         lease_id = self._end()
-        if lease_id is not None:
+        if lease_id is None:
+            return
+        try:
             await self._home.courier.deliver(release(lease_id, dict(self._usage)))
+        except Exception:  # noqa: BLE001  a fault of ours must not reach a rollout
+            log.exception("kvgate: a fault of the client; lease %s is left to its TTL", lease_id)
 
     # ---- how it stays alive --------------------------------------------------------------------------
 
