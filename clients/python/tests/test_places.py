@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import pytest
-from processes import wait_until
 
 from kvgate import AdmissionClient, AsyncGate, Gate, GateConfig, TicketCancelled
 from kvgate.testing import FakeGate
@@ -172,7 +171,7 @@ def test_ctrl_c_in_a_wait_withdraws_the_ticket(fake_gate: FakeGate) -> None:
     with Gate(fake_gate.url) as gate, gate.lease(session_id="holder", reservation_tokens=ALL):
 
         def interrupt() -> None:
-            wait_until(lambda: len(fake_gate.waiting) == 1, "it waits")
+            fake_gate.wait_for(lambda gate: len(gate.waiting) == 1)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)

@@ -202,11 +202,11 @@ async def test_a_ticket_that_was_asked_before_is_withdrawn_even_when_its_next_ca
         async with gate.lease(session_id="holder", reservation_tokens=ALL):
             task = asyncio.create_task(waits(gate, 1, []))
             await until(lambda: fake_gate.waiting == ["t1"], "it waits")
-            turns = gate._home().turns
-            turns._lanes_max = 0
+            calls = gate._home().calls
+            calls._lanes_max = 0
             fake_gate.forget("t1")
             # The call that waits ends with its beat, and the ticket is to be acquired again.
-            await until(lambda: len(turns._queue) == 1, "its next call stands in the queue")
+            await until(lambda: len(calls._queue) == 1, "its next call stands in the queue")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ._turns import Operation, Turns, release
+from ._calls import Calls, Operation, release
 from ._wire import Reply, settled, stop_all
 from .config import GateConfig
 from .fail_open import Breaker, OnceWarnings, Pause, log
@@ -33,8 +33,8 @@ class Parcel:
 class Courier:
     """The deliveries of one event loop."""
 
-    def __init__(self, turns: Turns, breaker: Breaker, config: GateConfig, warnings: OnceWarnings) -> None:
-        self._turns = turns
+    def __init__(self, calls: Calls, breaker: Breaker, config: GateConfig, warnings: OnceWarnings) -> None:
+        self._calls = calls
         self._breaker = breaker
         self._warnings = warnings
         self._patience_s = config.call_timeout_s
@@ -75,7 +75,7 @@ class Courier:
         return not self._under_way and not self._waiting
 
     def _try(self, parcel: Parcel, then: Callable[[], None] | None = None) -> None:
-        item = self._turns.put(parcel.operation, ATTEMPT_S)
+        item = self._calls.put(parcel.operation, ATTEMPT_S)
         self._under_way += 1
 
         def attempted(future: asyncio.Future[Reply]) -> None:

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ._calls import BACKGROUND_LANES, Calls, acquire, cancel
 from ._courier import Courier
 from ._room import UNKNOWN, Room, Seat
-from ._turns import BACKGROUND_LANES, Turns, acquire, cancel
 from ._wire import Reply, Wire, keep_quiet, silent, stop_all
 from .config import GateConfig
 from .fail_open import (
@@ -107,9 +107,9 @@ class Home:
         self.shared = shared
         config = shared.config
         self.wire = Wire(config)
-        self.turns = Turns(self.wire, shared.breaker, shared.bypasses)
+        self.calls = Calls(self.wire, shared.breaker, shared.bypasses)
         self.room = Room(self.wire, shared.breaker, config)
-        self._background = Turns(self.wire, shared.breaker, shared.bypasses, BACKGROUND_LANES)
+        self._background = Calls(self.wire, shared.breaker, shared.bypasses, BACKGROUND_LANES)
         self.courier = Courier(self._background, shared.breaker, config, shared.warnings)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -135,11 +135,11 @@ class Home:
         ends_at = self.loop.time() + within_s
         try:
             self.courier.resume()
-            while not (self.turns.idle() and self.courier.idle()) and self.loop.time() < ends_at:  # noqa: ASYNC110
+            while not (self.calls.idle() and self.courier.idle()) and self.loop.time() < ends_at:  # noqa: ASYNC110
                 await asyncio.sleep(FLUSH_STEP_S)
         finally:
             await self.courier.stop()
-            await self.turns.stop()
+            await self.calls.stop()
             await self._background.stop()
             await self.room.stop()
             await stop_all(self._tasks)
@@ -178,10 +178,10 @@ class Home:
 
     async def _decide(self, ask: Ask) -> Decision:
         patience_s = self.shared.config.call_timeout_s
-        item = self.turns.put(acquire(ask.body), patience_s)
+        item = self.calls.put(acquire(ask.body), patience_s)
         place: Place | None = None
         try:
-            reply = await self.turns.outcome(item)
+            reply = await self.calls.outcome(item)
             pause = place_pause()
             while True:
                 if (decision := _decision(ask, reply)) is not None:
@@ -201,14 +201,14 @@ class Home:
                     return self._without(ask, silent("timeout"), has_place=True)
                 if told is None:
                     # What the gate forgot, or could not answer, is asked for anew.
-                    item = self.turns.put(acquire(ask.body), patience_s)
-                    reply = await self.turns.outcome(item)
+                    item = self.calls.put(acquire(ask.body), patience_s)
+                    reply = await self.calls.outcome(item)
                 else:
                     reply = await self.room.attend(Seat(ask.ticket_id, ask.body, place))
                     if not reply.answered:
                         return self._without(ask, reply, has_place=True)
         except asyncio.CancelledError:
-            unseen = self.turns.withdraw(item)
+            unseen = self.calls.withdraw(item)
             if place is not None or not unseen:
                 # A second cancellation ends this wait, not the delivery.
                 await self.courier.deliver(cancel(ask.ticket_id))

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ._calls import cancel, release
 from ._home import ask
-from ._turns import cancel, release
 from .aio import AsyncGate, Lease
 from .config import GateConfig
 from .models import Scope, StepReport, TicketCancelled

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from ._calls import close, release, renew
 from ._home import Ask, Home, Shared, ask
-from ._turns import close, release, renew
 from ._wire import Reply, segment
 from .config import GateConfig
 from .fail_open import Breaker, LocalBypasses, OnceWarnings, Pause, log
@@ -133,7 +133,7 @@ class Lease:
         if not self._holds or self._decision.lease_id is None:
             return False
         ttl_s = self._decision.ttl_s if ttl_s is None else ttl_s
-        reply = await self._home.turns.ask(
+        reply = await self._home.calls.ask(
             renew(self._decision.lease_id, ttl_s), self._home.shared.config.call_timeout_s
         )
         return self._renewed(reply)
@@ -175,7 +175,7 @@ class Lease:
         pause = Pause(min(0.25, ttl_s / 20), 5.0)
         ends_at = home.loop.time() + ttl_s
         while home.loop.time() < ends_at:
-            reply = await home.turns.ask(renew(lease_id, ttl_s), home.shared.config.call_timeout_s)
+            reply = await home.calls.ask(renew(lease_id, ttl_s), home.shared.config.call_timeout_s)
             lease = reference()
             if lease is None or not lease._holds:
                 return

@@ -78,7 +78,7 @@ class Item:
             self.reply.set_result(reply)
 
 
-class Turns:
+class Calls:
     """Calls of one event loop that have the same patience."""
 
     def __init__(self, wire: Wire, breaker: Breaker, bypasses: LocalBypasses, lanes: int = LANES) -> None:
@@ -95,7 +95,7 @@ class Turns:
         item = Item(operation, loop.time() + within_s, loop.create_future())
         self._queue.append(item)
         if len(self._lanes) < self._lanes_max:
-            lane = loop.create_task(self._lane(), name="kvgate-turns")
+            lane = loop.create_task(self._lane(), name="kvgate-calls")
             self._lanes.add(lane)
             lane.add_done_callback(self._lanes.discard)
         return item
