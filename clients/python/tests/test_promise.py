@@ -60,6 +60,10 @@ async def under_trouble(service: Service, url: str, trouble: Trouble, *, turns: 
         costs = await rollout(gate, sessions=50, turns=turns, tokens=100, after_turn=trouble)
         assert trouble.task is not None
         await trouble.task
+        print(
+            f"{costs.turns} requests: {dict(costs.actions)}; at most {costs.added_most_s:.2f} s added to one, "
+            f"{max(costs.added_by_session_s):.2f} s to one of 50 sessions"
+        )
         assert costs.turns == 50 * turns
         assert costs.added_most_s < TIMEOUT_S + SLACK_S
         await nothing_is_left(service)
@@ -138,10 +142,12 @@ async def test_a_restart_in_the_middle_of_500_sessions(start_gate: StartGate) ->
         await restarting
         assert len(granted) + sum(bypassed.values()) == 1500
         assert set(bypassed) <= {"unreachable", "breaker", "degraded"}
+        print(f"{len(granted)} granted, {dict(bypassed)}; {len(waiting)} waited at the kill")
         # Who had a place kept it, and the order is the one of before.
         kept = [ticket for ticket in waiting if ticket in granted]
         assert len(waiting) > 200
         assert len(kept) > 0.9 * len(waiting)
+        print(f"{len(kept)} of them were granted after it")
         order = [granted[ticket] for ticket in kept]
         assert order == sorted(order)
         await nothing_is_left(service)
