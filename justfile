@@ -43,6 +43,10 @@ bench *ARGS:
 mutants *ARGS:
     cargo mutants --package kvgate-core {{ ARGS }}
 
+# closes at a real SGLang on the CPU; the first run installs 6 GB (docs/ci.md)
+real-engine:
+    KVGATE_REAL_ENGINE=1 nice cargo test --locked -p kvgate --test it real_engine:: -- --nocapture
+
 # plants known bugs in a copy of the tree; a named test must fail for each
 sabotage *WORDS:
     python3 tests/sabotage.py {{ WORDS }}

@@ -151,7 +151,7 @@ impl Bench {
                         }
                     }
                 }
-                Effect::Reply { .. } => {}
+                Effect::Reply { .. } | Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
     }

@@ -13,27 +13,22 @@
     reason = "a program that prints its measurements and stops at what should not happen"
 )]
 
+mod support;
+
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use axum::routing::post;
-use axum::{Json, Router};
+use axum::{Json, Router, routing};
 use hdrhistogram::Histogram;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper::{Method, Request};
-use hyper_util::rt::TokioIo;
 use kvgate::demo::{FakeFleet, FleetSpec};
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
+
+use support::{Connection, Server, connect, histogram, load_average, millis, post, ticket};
 
 const CONNECTIONS: [usize; 5] = [1, 16, 64, 256, 1_024];
 const BARE: &str = "--bare";
@@ -61,14 +56,11 @@ async fn run(connections: &[usize], rounds: usize, seconds: f64) {
         .await
         .unwrap();
     let data = tempfile::tempdir_in(".").unwrap();
-    let gate = Server::kvgate(data.path(), &fleet.engine_url(0));
-    let bare = Server::bare();
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let engine = fleet.engine_url(0);
+    let gate = Server::kvgate(data.path(), &["--program-admission", "--engine", &engine]);
+    let (bare, _) = Server::this_bench(&[BARE]);
     let disk = disk(data.path(), Duration::from_secs_f64(seconds));
-    println!(
-        "load {}",
-        load.split(' ').take(3).collect::<Vec<_>>().join(" ")
-    );
+    println!("load {}", load_average());
     println!(
         "disk: {:.0} syncs/s of 4 KiB appended, p50 {:.2} ms, p99 {:.2} ms{}",
         disk.rate,
@@ -117,11 +109,10 @@ struct Figure {
 
 impl Figure {
     fn new(count: u64, seconds: f64, nanos: &Histogram<u64>) -> Self {
-        let millis = |quantile| nanos.value_at_quantile(quantile) as f64 / 1e6;
         Self {
             rate: count as f64 / seconds,
-            p50: millis(0.5),
-            p99: millis(0.99),
+            p50: millis(nanos, 0.5),
+            p99: millis(nanos, 0.99),
         }
     }
 }
@@ -153,10 +144,6 @@ fn disk(directory: &Path, time: Duration) -> Figure {
         count += 1;
     }
     Figure::new(count, began.elapsed().as_secs_f64(), &nanos)
-}
-
-fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1_000, 60_000_000_000, 3).unwrap()
 }
 
 /// `count` connections, each with one pair after the other, for `seconds`.
@@ -192,106 +179,21 @@ async fn load_run(address: SocketAddr, count: usize, seconds: f64) -> Figure {
     Figure::new(pairs, began.elapsed().as_secs_f64(), &all)
 }
 
-type Connection = SendRequest<Full<Bytes>>;
-
-async fn connect(address: SocketAddr) -> Connection {
-    let stream = TcpStream::connect(address).await.unwrap();
-    stream.set_nodelay(true).unwrap();
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
-    tokio::spawn(connection);
-    sender
-}
-
-async fn call(connection: &mut Connection, path: &str, body: String) -> Value {
-    connection.ready().await.unwrap();
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(path)
-        .header("host", "127.0.0.1")
-        .header("content-type", "application/json")
-        .body(Full::from(body))
-        .unwrap();
-    let answer = connection.send_request(request).await.unwrap();
-    assert_eq!(answer.status(), 200);
-    let body = answer.into_body().collect().await.unwrap().to_bytes();
-    serde_json::from_slice(&body).unwrap()
-}
-
-/// Tickets are never used again: not in this run, nor in one before it.
-fn ticket() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("bench-ticket-{:023}", NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
 async fn acquire(connection: &mut Connection) -> String {
     let body = json!({
         "ticket_id": ticket(), "session_id": "session-000000001", "prompt_tokens": 18_432,
         "max_new_tokens": 4_096, "scope": "train", "protected": false, "wait_s": 25,
         "ttl_s": 600, "request_id": "rid-0123456789", "client": "rollout-3",
     });
-    let answer = call(connection, "/v1/leases", body.to_string()).await;
+    let answer = post(connection, "/v1/leases", body.to_string()).await;
     assert_eq!(answer["action"], "admit", "{answer}");
     answer["lease_id"].as_str().unwrap().to_owned()
 }
 
 async fn release(connection: &mut Connection, lease: &str) {
     let path = format!("/v1/leases/{lease}/release");
-    let answer = call(connection, &path, "{}".to_owned()).await;
+    let answer = post(connection, &path, "{}".to_owned()).await;
     assert_eq!(answer["outcome"], "released");
-}
-
-/// A server in a process of its own.
-struct Server {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Server {
-    fn kvgate(data: &Path, engine: &str) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kvgate"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--program-admission"])
-            .args(["--log-format", "json", "--engine", engine, "--data"])
-            .arg(data)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut address = None;
-        for line in lines.by_ref() {
-            let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            let fields = &line["fields"];
-            if fields["message"] == "listening" {
-                address = Some(fields["address"].as_str().unwrap().parse().unwrap());
-            }
-            if fields["message"] == "ready" {
-                break;
-            }
-        }
-        std::thread::spawn(move || lines.for_each(drop));
-        let address = address.expect("kvgate listens before it is ready");
-        Self { child, address }
-    }
-
-    fn bare() -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .arg(BARE)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let address = line.trim().parse().unwrap();
-        Self { child, address }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Reads the same bodies and writes answers of the same size, and nothing else.
@@ -307,9 +209,9 @@ async fn bare_handler() {
     };
     let release = async |Json(_): Json<Value>| Json(json!({"outcome": "released"}));
     let router = Router::new()
-        .route("/v1/leases", post(acquire))
-        .route("/v1/leases/{id}/release", post(release));
+        .route("/v1/leases", routing::post(acquire))
+        .route("/v1/leases/{id}/release", routing::post(release));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    println!("{}", listener.local_addr().unwrap());
+    println!("{}\n", listener.local_addr().unwrap());
     axum::serve(listener, router).await.unwrap();
 }

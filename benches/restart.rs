@@ -13,14 +13,15 @@
     reason = "a program that prints its measurements and stops at what should not happen"
 )]
 
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+mod support;
+
 use std::time::{Duration, Instant};
 
 use kvgate::demo::{FakeFleet, FleetSpec};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
+
+use support::{Connection, Server, connect, get, load_average, post};
 
 /// Leases, and as many waiting tickets.
 const EACH: u64 = 50_000;
@@ -45,17 +46,27 @@ async fn run(each: u64, starts: usize) {
         .await
         .unwrap();
     let data = tempfile::tempdir_in(".").unwrap();
-    let (mut server, empty) = Server::start(data.path(), &fleet.engine_url(0));
+    let engine = fleet.engine_url(0);
+    let arguments = [
+        "--program-admission",
+        "--admission-max-wait-s",
+        "3600",
+        "--claim-grace-s",
+        "60",
+        "--engine",
+        &engine,
+    ];
+    let mut server = Server::kvgate(data.path(), &arguments);
+    let empty = server.ready;
+    let mut connection = connect(server.address).await;
     let began = Instant::now();
     for first in (0..each * 2).step_by(usize::try_from(BATCH).unwrap()) {
-        server
-            .fill(first, if first < each { "admit" } else { "wait" })
-            .await;
+        let action = if first < each { "admit" } else { "wait" };
+        fill(&mut connection, first, action).await;
     }
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!(
         "load {}; an empty store was ready after {:.3} s; filled with {each} leases and {each} waiting tickets in {:.1} s",
-        load.split(' ').take(3).collect::<Vec<_>>().join(" "),
+        load_average(),
         empty.as_secs_f64(),
         began.elapsed().as_secs_f64()
     );
@@ -67,9 +78,10 @@ async fn run(each: u64, starts: usize) {
             .filter_map(|entry| entry.unwrap().metadata().ok())
             .map(|file| file.len())
             .max();
-        let (next, ready) = Server::start(data.path(), &fleet.engine_url(0));
-        server = next;
-        let state = server.state().await;
+        server = Server::kvgate(data.path(), &arguments);
+        let ready = server.ready;
+        let mut connection = connect(server.address).await;
+        let state = get(&mut connection, "/v1/state").await;
         assert_eq!(state["leases"]["count"], each);
         assert_eq!(state["queue"]["waiting"], each);
         assert_eq!(state["budget"]["reserved"], each * TOKENS);
@@ -91,82 +103,21 @@ async fn run(each: u64, starts: usize) {
     );
 }
 
-/// A server in a process of its own. Killed when dropped.
-struct Server {
-    child: Child,
-    base: String,
-    http: reqwest::Client,
-}
-
-impl Server {
-    /// Also says how long it took to be ready.
-    fn start(data: &Path, engine: &str) -> (Self, Duration) {
-        let began = Instant::now();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kvgate"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--program-admission"])
-            .args(["--admission-max-wait-s", "3600", "--claim-grace-s", "60"])
-            .args(["--log-format", "json", "--engine", engine, "--data"])
-            .arg(data)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut base = None;
-        for line in lines.by_ref() {
-            let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            let fields = &line["fields"];
-            if fields["message"] == "listening" {
-                base = fields["address"].as_str().map(|it| format!("http://{it}"));
-            }
-            if fields["message"] == "ready" {
-                break;
-            }
-        }
-        let ready = began.elapsed();
-        std::thread::spawn(move || lines.for_each(drop));
-        let server = Self {
-            child,
-            base: base.expect("kvgate listens before it is ready"),
-            http: reqwest::Client::new(),
-        };
-        (server, ready)
-    }
-
-    /// One batch of new tickets that must all be told `action`.
-    async fn fill(&self, first: u64, action: &str) {
-        let operations: Vec<Value> = (first..first + BATCH)
-            .map(|number| {
-                json!({
-                    "op": "acquire", "ticket_id": format!("run-1/step-12/ticket-{number:08}"),
-                    "session_id": format!("session-{:06}", number / 8),
-                    "reservation_tokens": TOKENS, "request_id": format!("rid-{number:012}"),
-                    "client": "rollout-3", "ttl_s": 3_600,
-                })
+/// One batch of new tickets that must all be told `action`.
+async fn fill(connection: &mut Connection, first: u64, action: &str) {
+    let operations: Vec<Value> = (first..first + BATCH)
+        .map(|number| {
+            json!({
+                "op": "acquire", "ticket_id": format!("run-1/step-12/ticket-{number:08}"),
+                "session_id": format!("session-{:06}", number / 8),
+                "reservation_tokens": TOKENS, "request_id": format!("rid-{number:012}"),
+                "client": "rollout-3", "ttl_s": 3_600,
             })
-            .collect();
-        let request = self.http.post(format!("{}/v1/batch", self.base));
-        let answer = request.json(&json!({"operations": operations})).send();
-        let answer: Value = answer.await.unwrap().json().await.unwrap();
-        for result in answer["results"].as_array().unwrap() {
-            assert_eq!(result["body"]["action"], action, "{result}");
-        }
-    }
-
-    async fn state(&self) -> Value {
-        let answer = self.http.get(format!("{}/v1/state", self.base)).send();
-        answer.await.unwrap().json().await.unwrap()
-    }
-
-    /// SIGKILL: no chance to write anything more.
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        })
+        .collect();
+    let body = json!({"operations": operations});
+    let answer = post(connection, "/v1/batch", body.to_string()).await;
+    for result in answer["results"].as_array().unwrap() {
+        assert_eq!(result["body"]["action"], action, "{result}");
     }
 }

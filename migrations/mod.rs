@@ -2,6 +2,7 @@
 //! redb and std only. How to add one: `README.md`.
 
 mod m0001_initial;
+mod m0002_closes;
 
 use redb::{TableDefinition, WriteTransaction};
 
@@ -15,4 +16,4 @@ pub const SCHEMA: &str = "schema";
 pub type Step = fn(&WriteTransaction) -> Result<(), redb::Error>;
 
 /// All steps; the version of a store is how many of them it has seen.
-pub const STEPS: &[Step] = &[m0001_initial::apply];
+pub const STEPS: &[Step] = &[m0001_initial::apply, m0002_closes::apply];

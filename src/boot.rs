@@ -2,7 +2,7 @@
 //!
 //! Start (DUR3): bind the ports, serve health, open the store and load it, write down the bound
 //! addresses, read the fleet once, be ready. Stop: readiness goes false and waiting calls are
-//! answered, answers in flight end, the store is closed; within 5 s.
+//! answered, answers in flight and calls to engines end, the store is closed; within 5 s.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use kvgate_api::Severity;
 use kvgate_core::ids::EngineId;
-use kvgate_core::reading::{EngineKind, Round};
+use kvgate_core::reading::Round;
 use kvgate_core::units::Timestamp;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -29,12 +29,13 @@ use crate::check::{self, Finding};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, Layer};
 use crate::demo::{Agents, AgentsSpec, DemoError, FakeFleet, FleetSpec};
+use crate::fleet::close_support::CloseSupport;
+use crate::fleet::closer::{Closer, CloserError};
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
-use crate::fleet::scrape::EngineDetails;
-use crate::fleet::server_info::ServerInfo;
 use crate::gate::{self, Gate, Phase, WriterConfig};
 use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use crate::store::{self, CopyError, OfflineError, OpenError};
+use crate::support::Support;
 use crate::web::{self, WebState};
 
 /// Name of the file with the bound addresses, in the data directory.
@@ -118,6 +119,12 @@ impl From<PollerError> for Failure {
     }
 }
 
+impl From<CloserError> for Failure {
+    fn from(error: CloserError) -> Self {
+        Self::other(error)
+    }
+}
+
 impl From<DemoError> for Failure {
     fn from(error: DemoError) -> Self {
         Self::other(error)
@@ -174,6 +181,7 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
             data: Some(data.to_string_lossy().into_owned()),
             router: Some(fleet.router_url()),
             program_admission: Some(true),
+            session_lifecycle: Some(true),
             ..Layer::default()
         };
         let service = Service::start(Config::load(layer, [], None)?).await?;
@@ -183,8 +191,6 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
         agents.slots = options.sessions;
         agents.speed = options.speed;
         agents.workload.seed = options.seed;
-        // Session closes come with the lifecycle feature.
-        agents.close_sessions = false;
         let stop = CancellationToken::new();
         let agents = Agents::start(agents, &stop)?;
         let router = fleet.router_url();
@@ -223,8 +229,7 @@ struct Service {
     stop: CancellationToken,
     servers: TaskTracker,
     poller: JoinHandle<()>,
-    /// Held so that what was noticed at the start stays shown.
-    _notices: watch::Sender<Vec<ShellNotice>>,
+    closer: Closer,
 }
 
 impl Service {
@@ -236,9 +241,6 @@ impl Service {
         }
         if !config.policy.program_admission && !config.policy.session_lifecycle {
             tracing::warn!("neither feature is on: observing only, every acquire is a bypass");
-        }
-        if config.policy.session_lifecycle {
-            tracing::warn!("session closes are not served by this version yet");
         }
         let data = config.data.clone();
         let writer = WriterConfig {
@@ -278,6 +280,7 @@ impl Service {
             .map_err(|_| Failure::other("the writer ended before the store was open"))??;
         write_addresses(&config.data, &addresses)?;
         notices.send_modify(|notices| notices.extend(network_notice(&config.data, &gate)));
+        let closer = Closer::start(config.closer, gate.clone())?;
         let mut poller = config.poller;
         let known = gate.view();
         poller.known = known
@@ -285,7 +288,13 @@ impl Service {
             .iter()
             .map(|engine| engine.id.clone())
             .collect();
-        let poller = tokio::spawn(poll(Poller::new(poller)?, gate.clone(), details));
+        let watched = Watched {
+            details,
+            closes: poller
+                .session_lifecycle
+                .then(|| WatchedCloses::new(notices, closer.routers())),
+        };
+        let poller = tokio::spawn(poll(Poller::new(poller)?, gate.clone(), watched));
         tokio::spawn(say_when_ready(gate.clone()));
         Ok(Self {
             gate,
@@ -293,7 +302,7 @@ impl Service {
             stop,
             servers,
             poller,
-            _notices: notices,
+            closer,
         })
     }
 
@@ -308,9 +317,9 @@ impl Service {
         tracing::info!("draining: waiting callers are told to come back");
         self.gate.begin_drain();
         self.stop.cancel();
-        self.servers.wait().await;
+        tokio::join!(self.servers.wait(), self.closer.stop());
         self.poller.abort();
-        if timeout(CLOSE_WITHIN, self.gate.close()).await.is_err() {
+        if timeout(CLOSE_WITHIN, self.gate.stop()).await.is_err() {
             tracing::error!("the store could not be closed in time; the next start repairs it");
         }
         tracing::info!("stopped");
@@ -375,8 +384,47 @@ async fn say_when_ready(gate: Gate) {
     }
 }
 
+/// Who is told of the rounds besides the core.
+struct Watched {
+    details: watch::Sender<Arc<FleetDetails>>,
+    /// Only while session closes are on.
+    closes: Option<WatchedCloses>,
+}
+
+/// Who is told what closes come to.
+struct WatchedCloses {
+    support: Support,
+    notices: watch::Sender<Vec<ShellNotice>>,
+    /// Those of the start.
+    others: Vec<ShellNotice>,
+    routers: watch::Sender<BTreeSet<EngineId>>,
+}
+
+impl WatchedCloses {
+    fn new(
+        notices: watch::Sender<Vec<ShellNotice>>,
+        routers: watch::Sender<BTreeSet<EngineId>>,
+    ) -> Self {
+        let others = notices.borrow().clone();
+        Self {
+            support: Support::default(),
+            others,
+            notices,
+            routers,
+        }
+    }
+
+    fn take(&mut self, found: &RoundDetails, now: Timestamp) {
+        if let Some(notices) = self.support.take(found, now) {
+            self.routers.send_replace(self.support.routers());
+            let all = self.others.iter().cloned().chain(notices);
+            self.notices.send_replace(all.collect());
+        }
+    }
+}
+
 /// Reading rounds, one after the other.
-async fn poll(mut poller: Poller, gate: Gate, details: watch::Sender<Arc<FleetDetails>>) {
+async fn poll(mut poller: Poller, gate: Gate, mut watched: Watched) {
     let mut ticks = interval(poller.interval());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut before = gate.view();
@@ -384,7 +432,10 @@ async fn poll(mut poller: Poller, gate: Gate, details: watch::Sender<Arc<FleetDe
         ticks.tick().await;
         let began_at = gate.line().map_or(Timestamp::default(), |line| line.now());
         let (round, found) = poller.round(began_at).await;
-        details.send_replace(Arc::new(shown(&round, found)));
+        if let Some(closes) = &mut watched.closes {
+            closes.take(&found, began_at);
+        }
+        watched.details.send_replace(Arc::new(shown(&round, found)));
         // While the store is away nobody takes a round; the next one comes soon.
         if gate.round(round).await.is_err() {
             continue;
@@ -412,18 +463,6 @@ async fn poll(mut poller: Poller, gate: Gate, details: watch::Sender<Arc<FleetDe
 
 /// What the API shows of a round beside what the core keeps.
 fn shown(round: &Round, found: RoundDetails) -> FleetDetails {
-    let vllm: BTreeSet<&EngineId> = round
-        .readings
-        .iter()
-        .filter(|(_, reading)| matches!(reading, Ok(reading) if reading.kind == EngineKind::Vllm))
-        .map(|(engine, _)| engine)
-        .collect();
-    let close_support = |engine: &EngineId, details: &EngineDetails| {
-        if vllm.contains(engine) {
-            return Some(false);
-        }
-        details.server.as_ref().map(ServerInfo::supports_close)
-    };
     FleetDetails {
         has_router: round.router.is_some(),
         router_kind: found.router_kind.map(|kind| kind.name().to_owned()),
@@ -438,7 +477,7 @@ fn shown(round: &Round, found: RoundDetails) -> FleetDetails {
             .iter()
             .map(|(engine, details)| {
                 let shown = http::EngineDetails {
-                    close_support: close_support(engine, details),
+                    close_support: details.close_support.map(CloseSupport::has_effect),
                 };
                 (engine.as_str().to_owned(), shown)
             })

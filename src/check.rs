@@ -7,9 +7,9 @@ use kvgate_core::units::Timestamp;
 use serde::Serialize;
 
 use crate::config::Config;
+use crate::fleet::close_support::CloseSupport;
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::fleet::rows::RouterKind;
-use crate::fleet::server_info::ServerInfo;
 use crate::words;
 
 /// How a finding weighs.
@@ -85,12 +85,8 @@ fn findings(config: &Config, round: &Round, details: &RoundDetails) -> Vec<Findi
             Err(failure) => book.mend(subject, failure_advice(*failure)),
         }
         let details = details.engines.get(engine);
-        if let Some(server) = details.and_then(|details| details.server.as_ref()) {
-            let vllm = matches!(reading, Ok(reading) if reading.kind == EngineKind::Vllm);
-            if !vllm {
-                session_findings(&mut book, subject, lifecycle, server);
-            }
-        }
+        let support = details.and_then(|details| details.close_support);
+        session_findings(&mut book, subject, lifecycle, support, reading.is_ok());
         if let Some(failure) = details.and_then(|details| details.metrics_failure) {
             book.note(
                 subject,
@@ -134,11 +130,8 @@ fn router_findings(book: &mut Book, lifecycle: bool, round: &Round, details: &Ro
             format!("an entry was skipped, {:?}: {}", bad.raw, bad.reason),
         );
     }
-    if let Some(RouterKind::SglangRouter | RouterKind::VllmRouter) = details.router_kind {
-        let text = format!(
-            "{kind} drops session_id on /generate: engines behind it cannot tag a session's KV, and closes free nothing"
-        );
-        book.weigh(lifecycle, "router", text);
+    if let Some(kind) = details.router_kind.filter(|kind| kind.drops_session_id()) {
+        book.weigh(lifecycle, "router", words::drops_session_id(kind));
     }
 }
 
@@ -167,26 +160,37 @@ fn engine_findings(book: &mut Book, subject: &str, reading: &Reading) {
     }
 }
 
-/// What `/server_info` says of session closes, by version.
-fn session_findings(book: &mut Book, subject: &str, lifecycle: bool, server: &ServerInfo) {
-    let version = server.version.as_deref().unwrap_or("unknown version");
-    match server.enable_session_radix_cache {
-        None => book.weigh(
-            lifecycle,
-            subject,
-            format!("{version} has no session close: use SGLang 0.5.15 or newer"),
-        ),
-        Some(false) => book.weigh(
-            lifecycle,
-            subject,
-            "a session close does nothing: start it with --enable-session-radix-cache",
-        ),
-        Some(true) if server.disable_radix_cache == Some(true) => book.weigh(
-            lifecycle,
-            subject,
-            "a session close does nothing: its radix cache is off",
-        ),
-        Some(true) => {}
+/// What a session close comes to there. While closes are off, only what would spoil them is said.
+fn session_findings(
+    book: &mut Book,
+    subject: &str,
+    lifecycle: bool,
+    support: Option<CloseSupport>,
+    is_read: bool,
+) {
+    let Some(support) = support else {
+        if lifecycle && is_read {
+            let text =
+                "/server_info gives nothing: what a session close comes to there is not known";
+            book.note(subject, text);
+        }
+        return;
+    };
+    let text = words::close_support(support);
+    match support {
+        CloseSupport::Frees | CloseSupport::Unclear if lifecycle => book.ok(subject, text),
+        CloseSupport::Lowers | CloseSupport::Decode if lifecycle => book.note(subject, text),
+        CloseSupport::Frees
+        | CloseSupport::Unclear
+        | CloseSupport::Lowers
+        | CloseSupport::Decode => {}
+        // Part of a mixed fleet by choice; nothing about it can be mended.
+        CloseSupport::Vllm | CloseSupport::Grpc => book.note(subject, text),
+        CloseSupport::Odd
+        | CloseSupport::Absent
+        | CloseSupport::CacheOff
+        | CloseSupport::RadixOff
+        | CloseSupport::Router => book.weigh(lifecycle, subject, text),
     }
 }
 

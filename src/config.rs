@@ -14,6 +14,8 @@ use serde::Deserialize;
 use url::Url;
 
 use crate::fleet::address::BaseUrl;
+use crate::fleet::closer::CloserConfig;
+use crate::fleet::discover;
 use crate::fleet::networks::{Network, Networks};
 use crate::fleet::poller::PollerConfig;
 use crate::fleet::secret::Secret;
@@ -164,12 +166,30 @@ settings! {
     /// Age at which a reading is no longer fresh, in seconds
     #[arg(long, value_name = "SECONDS")]
     stale_after_s: f64 = 6.0;
+    /// Time-out of one call of a session close to an engine, in seconds
+    #[arg(long, value_name = "SECONDS")]
+    close_timeout_s: f64 = 5.0;
+    /// Attempts of one session close at one engine
+    #[arg(long, value_name = "COUNT")]
+    close_attempts: u64 = 8;
+    /// Longest time for the delivery of a session close to all engines, in seconds
+    #[arg(long, value_name = "SECONDS")]
+    close_deadline_s: f64 = 120.0;
+    /// Longest wait for the leases of a session that closes, in seconds; 0 waits until the last has ended
+    #[arg(long, value_name = "SECONDS")]
+    join_timeout_s: f64 = 0.0;
+    /// Close sessions that are idle for longer, in seconds above 0, or `off`
+    #[arg(long, value_name = "SECONDS")]
+    session_idle_close_s: IdleClose = IdleClose(None);
     /// File with the bearer key of the router
     #[arg(long, value_name = "FILE")]
     router_key_file: String = String::new();
     /// File with the bearer key of the engines
     #[arg(long, value_name = "FILE")]
     engine_key_file: String = String::new();
+    /// File with the bearer key for aborts at the engines, where it is another than that of the engines
+    #[arg(long, value_name = "FILE")]
+    engine_admin_key_file: String = String::new();
     /// Network that engines may be in, as CIDR; may be given more than once. Default: any but link-local
     #[arg(long, value_name = "CIDR")]
     engine_network: Vec<String> = Vec::new();
@@ -216,6 +236,36 @@ impl<'de> Deserialize<'de> for DecodeCap {
     }
 }
 
+/// A number of seconds, or off.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct IdleClose(Option<f64>);
+
+impl FromStr for IdleClose {
+    type Err = std::num::ParseFloatError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        text.parse().map(|seconds| Self(Some(seconds)))
+    }
+}
+
+impl<'de> Deserialize<'de> for IdleClose {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Seconds(f64),
+            Word(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Seconds(seconds) => Ok(Self(Some(seconds))),
+            Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
 /// A value as `--print-config` writes it: TOML.
 trait ShownValue {
     fn shown(&self) -> String;
@@ -236,6 +286,13 @@ impl ShownValue for DecodeCap {
     fn shown(&self) -> String {
         self.0
             .map_or_else(|| "none".to_owned().shown(), |tokens| tokens.shown())
+    }
+}
+
+impl ShownValue for IdleClose {
+    fn shown(&self) -> String {
+        self.0
+            .map_or_else(|| "off".to_owned().shown(), |seconds| seconds.shown())
     }
 }
 
@@ -269,6 +326,8 @@ pub struct Config {
     pub fleet: FleetConfig,
     /// How the fleet is read.
     pub poller: PollerConfig,
+    /// How engines are called for session closes.
+    pub closer: CloserConfig,
     /// Lease life where an acquire names none.
     pub lease_ttl: Span,
     /// Host headers accepted beside the usual.
@@ -314,6 +373,18 @@ impl Config {
                     .map_err(|error| refused(format!("engine {text:?}: {error}")))
             })
             .collect::<Result<Vec<_>, _>>()?;
+        let router_as_engine = router.as_ref().and_then(discover::as_engine);
+        if let Some(both) = engines
+            .iter()
+            .find(|&one| Some(one) == router_as_engine.as_ref())
+        {
+            return Err(refused(format!(
+                "engine {} is the router's address: session closes go to engines directly and never to a router; name the engines behind it, or leave --engine out",
+                both.as_str()
+            )));
+        }
+        let networks = networks(&merged.engine_network.0)?;
+        let engine_key = key("engine_key_file", &merged.engine_key_file.0)?;
         let lease_ttl = span("lease_ttl_s", merged.lease_ttl_s.0, true)?;
         if policy::ttl_in_range(lease_ttl).1 {
             return Err(refused("lease_ttl_s must be 1 to 86400"));
@@ -330,10 +401,18 @@ impl Config {
                 engines,
                 known: Vec::new(),
                 router_key: key("router_key_file", &merged.router_key_file.0)?,
-                engine_key: key("engine_key_file", &merged.engine_key_file.0)?,
-                networks: networks(&merged.engine_network.0)?,
+                engine_key: engine_key.clone(),
+                networks: networks.clone(),
                 interval: duration("poll_interval_s", merged.poll_interval_s.0)?,
                 timeout: duration("poll_timeout_s", merged.poll_timeout_s.0)?,
+                session_lifecycle: merged.session_lifecycle.0,
+            },
+            closer: CloserConfig {
+                router: router_as_engine,
+                networks,
+                engine_key,
+                admin_key: key("engine_admin_key_file", &merged.engine_admin_key_file.0)?,
+                timeout: duration("close_timeout_s", merged.close_timeout_s.0)?,
             },
             policy,
             lease_ttl,
@@ -396,9 +475,25 @@ fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
         claim_grace: span("claim_grace_s", merged.claim_grace_s.0, true)?,
         max_waiting: merged.max_waiting.0,
         stale_after: span("stale_after_s", merged.stale_after_s.0, true)?,
+        close_attempts: u32::try_from(merged.close_attempts.0)
+            .map_err(|_| refused(format!("close_attempts must be at most {}", u32::MAX)))?,
+        close_deadline: span("close_deadline_s", merged.close_deadline_s.0, true)?,
+        join_timeout: join_timeout(merged.join_timeout_s.0)?,
+        session_idle_close: merged
+            .session_idle_close_s
+            .0
+            .0
+            .map(|limit| span("session_idle_close_s", limit, true))
+            .transpose()?,
     }
     .validated()
     .map_err(|error| refused(error.to_string()))
+}
+
+/// 0 is no limit.
+fn join_timeout(value: f64) -> Result<Option<Span>, ConfigError> {
+    let limit = span("join_timeout_s", value, false)?;
+    Ok((value > 0.0).then(|| limit.max(Span::from_millis(1))))
 }
 
 /// A share in millionths; a share above 0 never becomes 0.
@@ -639,6 +734,22 @@ mod tests {
             ("max_waiting = 0", "queue"),
             ("poll_interval_s = 0", "poll_interval_s"),
             ("stale_after_s = 0", "stale_after_s"),
+            ("close_timeout_s = 0", "close_timeout_s"),
+            ("close_attempts = 0", "attempts of a close"),
+            ("close_attempts = 5000000000", "close_attempts"),
+            ("close_deadline_s = 0", "close_deadline_s"),
+            ("join_timeout_s = -1", "join_timeout_s"),
+            ("session_idle_close_s = 0", "session_idle_close_s"),
+            ("session_idle_close_s = nan", "session_idle_close_s"),
+            ("session_idle_close_s = \"never\"", "invalid float"),
+            (
+                "engine_admin_key_file = \"does-not-exist\"",
+                "engine_admin_key_file",
+            ),
+            (
+                "router = \"http://Host:30000/\"\nengine = [\"host:30000\"]",
+                "never to a router",
+            ),
             ("admission_scope = \"eval\"", "admission_scope"),
             ("router = \"ftp://127.0.0.1\"", "router"),
             ("engine = [\"http://\"]", "engine"),
@@ -652,6 +763,68 @@ mod tests {
             let error = load(Layer::default(), &[], file).expect_err(file);
             assert!(error.to_string().contains(name), "{file}: {error}");
         }
+    }
+
+    #[test]
+    fn settings_of_session_closes() {
+        let config = load(Layer::default(), &[], "").unwrap();
+        assert_eq!(config.policy, Policy::default());
+        assert_eq!(config.closer.timeout, Duration::from_secs(5));
+        assert!(config.closer.router.is_none() && !config.poller.session_lifecycle);
+        assert_eq!(
+            shown(&config, "session_idle_close_s"),
+            ("\"off\"".into(), "default")
+        );
+        let env = [
+            ("KVGATE_SESSION_IDLE_CLOSE_S", "1800"),
+            ("KVGATE_CLOSE_ATTEMPTS", "3"),
+            ("KVGATE_JOIN_TIMEOUT_S", "0.0001"),
+        ];
+        let file = "session_lifecycle = true\nclose_timeout_s = 2\nclose_deadline_s = 60.5\n\
+            router = \"http://h:1\"\nengine = [\"http://h:2\"]";
+        let config = load(Layer::default(), &env, file).unwrap();
+        let policy = &config.policy;
+        assert!(policy.session_lifecycle && config.poller.session_lifecycle);
+        assert_eq!(policy.close_attempts, 3);
+        assert_eq!(policy.close_deadline, Span::from_millis(60_500));
+        assert_eq!(policy.join_timeout, Some(Span::from_millis(1)));
+        assert_eq!(policy.session_idle_close, Some(Span::from_secs(1_800)));
+        assert_eq!(config.closer.timeout, Duration::from_secs(2));
+        assert_eq!(
+            config.closer.router.as_ref().map(|router| router.as_str()),
+            Some("http://h:1")
+        );
+        assert_eq!(
+            shown(&config, "session_idle_close_s"),
+            ("1800.0".into(), "env")
+        );
+        assert_eq!(shown(&config, "close_attempts"), ("3".into(), "env"));
+        let env = [("KVGATE_SESSION_IDLE_CLOSE_S", "off")];
+        let config = load(Layer::default(), &env, "session_idle_close_s = 5").unwrap();
+        assert_eq!(config.policy.session_idle_close, None);
+        let error = load(Layer::default(), &[], "join_timout_s = 5").unwrap_err();
+        assert!(error.to_string().contains("\"join_timeout_s\""), "{error}");
+    }
+
+    #[test]
+    fn keys_of_closes_and_aborts() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, key: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, key).unwrap();
+            path.to_string_lossy().into_owned()
+        };
+        let flags = Layer {
+            engine_key_file: Some(file("engine", "key-1\n")),
+            engine_admin_key_file: Some(file("admin", "key-2\n")),
+            ..Layer::default()
+        };
+        let config = load(flags, &[], "").unwrap();
+        let header = |secret: &Option<Secret>| secret.as_ref().unwrap().authorization();
+        assert_eq!(header(&config.closer.engine_key), "Bearer key-1");
+        assert_eq!(header(&config.closer.admin_key), "Bearer key-2");
+        assert_eq!(header(&config.poller.engine_key), "Bearer key-1");
+        assert!(!format!("{config:?}").contains("key-1"));
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod fleet;
 pub mod gate;
 pub mod http;
 pub mod store;
+pub mod support;
 pub mod telemetry;
 pub mod web;
 pub mod words;

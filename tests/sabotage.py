@@ -23,9 +23,11 @@ BUILD = ROOT / "target" / "sabotage" / "build"
 SCENARIOS = ("-p", "kvgate-core", "--test", "scenarios")
 PROCESS = ("-p", "kvgate", "--test", "it")
 INSIDE = ("-p", "kvgate", "--lib")
+SIMULATION = ("-p", "kvgate-sim", "--test", "seeds")
 
 TORTURE = (PROCESS, "process::torture::every_acknowledged_promise_survives_any_kill")
 KILL = (PROCESS, "process::kill::a_kill_loses_nothing_that_was_answered")
+SEEDS = (SIMULATION, "the_promises_hold_on_every_seed")
 ORDER = (PROCESS, "process::order::the_numbers_of_changes_explain_every_answer")
 
 # What is wrong, the replacements (file, text, text), and the test that fails.
@@ -40,11 +42,32 @@ BUGS = [
         [
             (
                 "src/store/redb.rs",
-                "        transaction.set_durability(Durability::Immediate)?;\n        let buffer",
-                "        transaction.set_durability(Durability::None)?;\n        let buffer",
+                "        transaction.set_durability(Durability::Immediate)?;\n        {",
+                "        transaction.set_durability(Durability::None)?;\n        {",
             )
         ],
         TORTURE,
+    ),
+    (
+        "the end of a close is not on disk",
+        [
+            (
+                "src/store/redb.rs",
+                "            Record::Close(close) => {",
+                "            Record::Close(close) if close.is_done() => Ok(()),\n            Record::Close(close) => {",
+            )
+        ],
+        (PROCESS, "store::keeps_what_the_reference_store_keeps"),
+    ),
+    (
+        "a migration gives counters fewer fields than they have",
+        [("migrations/m0002_closes.rs", "const TALLY_GAINS: &[u8] = &[0, 0, 0, 0];", "const TALLY_GAINS: &[u8] = &[0, 0, 0];")],
+        (PROCESS, "durable::golden::stores_of_every_schema_open"),
+    ),
+    (
+        "a migration begins before it is known that it can end",
+        [("src/store/start.rs", "        self.foresee(&look, steps)?;\n", "")],
+        (PROCESS, "durable::migration::a_migration_refuses_a_row_that_it_does_not_know"),
     ),
     (
         "a repeated acquire is charged again",
@@ -198,6 +221,105 @@ BUGS = [
             )
         ],
         (INSIDE, "clock::tests::tim1_the_line_is_never_below_the_stored_time"),
+    ),
+    (
+        "a close goes out before the last lease of its session has ended",
+        [
+            (
+                "crates/core/src/delivery.rs",
+                "        if session.is_some_and(|session| !session.held.is_empty()) {",
+                "        if session.is_some_and(|_| false) {",
+            )
+        ],
+        SEEDS,
+    ),
+    (
+        "a close that was sent at the join time-out is not sent after the last lease",
+        [
+            (
+                "crates/core/src/delivery.rs",
+                "(early, early && close.reopened.is_none())",
+                "(early, false)",
+            )
+        ],
+        (SCENARIOS, "closes::clo3_one_delivery_at_the_time_out_and_one_after_the_last_lease"),
+    ),
+    (
+        "a start sends no close again to engines that are pending",
+        [
+            (
+                "crates/core/src/lifecycle.rs",
+                "                CloseStage::Delivering { .. } => pending(close).cloned().collect(),",
+                "                CloseStage::Delivering { .. } => Vec::new(),",
+            )
+        ],
+        (SCENARIOS, "delivery::clo6_a_start_sends_again_to_pending_engines_only"),
+    ),
+    (
+        "a newer use of a session does not supersede its close",
+        [
+            (
+                "crates/core/src/lifecycle.rs",
+                "        let pending: Vec<EngineId> = pending(close).cloned().collect();\n        let reopened",
+                "        let pending: Vec<EngineId> = Vec::new();\n        let reopened",
+            )
+        ],
+        (SCENARIOS, "closes::clo8_a_newer_acquire_supersedes_what_is_pending"),
+    ),
+    (
+        "an outcome of an earlier delivery of a close settles the new one",
+        [
+            (
+                "crates/core/src/delivery.rs",
+                "        if round_of(close) != Some(round) {",
+                "        if round_of(close).is_none_or(|_| round.since > self.now) {",
+            )
+        ],
+        (SCENARIOS, "closes::clo3_the_last_lease_ends_during_the_early_delivery"),
+    ),
+    (
+        "a close that failed counts as a failure once more after a retry",
+        [
+            (
+                "crates/core/src/delivery.rs",
+                "            failed_first = close.has_failed() && !close.failure_counted;",
+                "            failed_first = close.has_failed();",
+            )
+        ],
+        (SCENARIOS, "closes::clo9_counts_per_intent_and_per_engine"),
+    ),
+    (
+        "an abort that waited hits the request of another session that came meanwhile",
+        [
+            (
+                "crates/core/src/delivery.rs",
+                "        if held && state.is_foreign_prefix(request_id, &close.session) {",
+                "        if !held && state.is_foreign_prefix(request_id, &close.session) {",
+            )
+        ],
+        (SCENARIOS, "closes::clo3_an_abort_that_waits_is_judged_again"),
+    ),
+    (
+        "an engine that is away gets a probe while another one is under way",
+        [
+            (
+                "crates/core/src/fanout.rs",
+                "            if !self.in_flight.is_empty() || !now.reached(away.next_probe) {",
+                "            if !now.reached(away.next_probe) {",
+            )
+        ],
+        (SCENARIOS, "delivery::clo6_an_engine_that_is_away_is_probed"),
+    ),
+    (
+        "the waiters of a closed session stay in line",
+        [
+            (
+                "crates/core/src/lifecycle.rs",
+                "        self.withdraw_waiters(&session);\n",
+                "        if self.effects.len() > 1_000_000 {\n            self.withdraw_waiters(&session);\n        }\n",
+            )
+        ],
+        (SCENARIOS, "closes::clo3_waiting_tickets_are_withdrawn"),
     ),
 ]
 

@@ -79,11 +79,12 @@ pub(super) fn run(command: StoreCommand) -> Result<ExitCode, Failure> {
             let look = store::look(&data.directory)?;
             let found = look.verify()?;
             print(&format!(
-                "{} is whole: {} leases of {} tokens, {} waiting\n",
+                "{} is whole: {} leases of {} tokens, {} waiting, {} closes open\n",
                 look.path.display(),
                 found.leases,
                 found.reserved,
-                found.waiting
+                found.waiting,
+                found.closes_open
             ))?;
         }
         StoreCommand::Backup { to, data } => backup(&data.directory, &to)?,
@@ -97,11 +98,12 @@ pub(super) fn run(command: StoreCommand) -> Result<ExitCode, Failure> {
             };
             let found = look.inspect();
             print(&format!(
-                "{} holds {} leases of {} tokens and {} waiting; seq goes on from {}, epoch is {}\n",
+                "{} holds {} leases of {} tokens and {} waiting, with {} closes open; seq goes on from {}, epoch is {}\n",
                 look.path.display(),
                 found.leases,
                 found.reserved,
                 found.waiting,
+                found.closes_open,
                 look.image().seq.0,
                 found.epoch
             ))?;
@@ -194,6 +196,10 @@ fn inspected(look: &Look, output: Output) -> String {
             "waiting": found.waiting,
             "waiting_tokens": found.waiting_tokens,
             "ended": found.ended,
+            "closes_open": found.closes_open,
+            "closes_finished": found.closes_finished,
+            "closes_failed": found.closes_failed,
+            "sessions": found.sessions,
             "starts": image.starts.len(),
             "epochs": image.epochs.len(),
             "engines": image.engines.len(),
@@ -227,6 +233,14 @@ fn inspected(look: &Look, output: Output) -> String {
             format!("{} of {} tokens", found.waiting, found.waiting_tokens),
         ),
         ("ended", found.ended.to_string()),
+        (
+            "closes",
+            format!(
+                "{} open, {} finished ({} failed)",
+                found.closes_open, found.closes_finished, found.closes_failed
+            ),
+        ),
+        ("sessions", found.sessions.to_string()),
         ("starts", image.starts.len().to_string()),
         ("epochs", image.epochs.len().to_string()),
         ("engines", image.engines.len().to_string()),

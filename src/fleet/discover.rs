@@ -3,10 +3,12 @@
 //! `/workers` first; only a 404 leads on to `/list_workers`, since a router that asks for a key is
 //! another fault than one that does not know the path. What the answer means is in `rows`.
 
+use kvgate_core::ids::EngineId;
 use kvgate_core::reading::{RouterAnswer, RouterFailure};
 use reqwest::Client;
 use url::Url;
 
+use super::address::BaseUrl;
 use super::fetch::{self, Ask, BODY_BYTES_MAX, FetchError};
 use super::rows::{self, BadEntries, RouterKind};
 use super::secret::Secret;
@@ -40,7 +42,16 @@ pub struct Router {
     /// Its address without a trailing slash, query, fragment and user info; a path before its routes
     /// stays.
     base: String,
+    /// What an engine at this address would be called.
+    engine: Option<EngineId>,
     key: Option<Secret>,
+}
+
+/// What an engine at the address of a router would be called: no engine is (CLO4).
+#[must_use]
+pub fn as_engine(router: &Url) -> Option<EngineId> {
+    let base = BaseUrl::parse(router.as_str()).ok()?;
+    Some(base.engine())
 }
 
 impl Router {
@@ -55,6 +66,7 @@ impl Router {
         let _ = url.set_password(None);
         Self {
             base: url.as_str().trim_end_matches('/').to_owned(),
+            engine: as_engine(&url),
             key,
         }
     }
@@ -67,17 +79,35 @@ impl Router {
                 status: 404,
                 from_smg,
             }) => {
-                let mut found = discovery(self.get(client, "/list_workers").await);
+                let mut found = self.discovery(self.get(client, "/list_workers").await);
                 found.kind = found.kind.or(from_smg.then_some(RouterKind::Smg));
                 (found, true)
             }
-            answer => (discovery(answer), false),
+            answer => (self.discovery(answer), false),
         };
         let listed = matches!(found.answer, RouterAnswer::Workers(_));
         if kind_wanted && found.kind.is_none() && listed && !on_list_workers {
             found.kind = self.kind_by_list_workers(client).await;
         }
         found
+    }
+
+    fn discovery(&self, answer: Result<Vec<u8>, FetchError>) -> Discovery {
+        let body = match answer {
+            Ok(body) => body,
+            Err(error) => return Discovery::failed(failure(&error)),
+        };
+        let Ok(mut listed) = rows::read(&body) else {
+            return Discovery::failed(RouterFailure::Unreadable);
+        };
+        if let Some(engine) = &self.engine {
+            listed = listed.without_router(engine);
+        }
+        Discovery {
+            answer: RouterAnswer::Workers(listed.workers),
+            bad: listed.bad,
+            kind: listed.kind,
+        }
     }
 
     async fn kind_by_list_workers(&self, client: &Client) -> Option<RouterKind> {
@@ -96,21 +126,6 @@ impl Router {
             accept: "application/json",
         };
         fetch::get(client, ask, BODY_BYTES_MAX).await
-    }
-}
-
-fn discovery(answer: Result<Vec<u8>, FetchError>) -> Discovery {
-    let body = match answer {
-        Ok(body) => body,
-        Err(error) => return Discovery::failed(failure(&error)),
-    };
-    match rows::read(&body) {
-        Ok(listed) => Discovery {
-            answer: RouterAnswer::Workers(listed.workers),
-            bad: listed.bad,
-            kind: listed.kind,
-        },
-        Err(rows::NotAList) => Discovery::failed(RouterFailure::Unreadable),
     }
 }
 

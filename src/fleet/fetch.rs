@@ -1,4 +1,4 @@
-//! One bounded GET: the only way the fleet room reads from the network.
+//! One bounded request: the only way the fleet room speaks to the network.
 //!
 //! Promises: no redirect is followed and no proxy of the environment is used (an address means that
 //! machine, X04); a body is read in pieces and given up when it passes its bound, counted after
@@ -7,15 +7,21 @@
 use std::error::Error as _;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
-use reqwest::header::{ACCEPT, AUTHORIZATION};
-use reqwest::{Client, Response, StatusCode, redirect};
+use kvgate_core::policy::CALLS_PER_ENGINE_MAX;
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use reqwest::{Client, RequestBuilder, Response, StatusCode, redirect};
 
 use super::networks::{GuardedResolver, Networks, NotAllowed};
 use super::secret::Secret;
 
 /// Largest body of a reading or a worker list, in bytes after unpacking (CAP2).
 pub const BODY_BYTES_MAX: usize = 32 << 20;
+
+/// How long a connection for calls is kept without use. The HTTP server of the engines drops an idle
+/// one after 5 s; a call that is written just then is lost, and looks like an engine that is away.
+const CALLS_IDLE_FOR: Duration = Duration::from_secs(4);
 
 /// What to ask for.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +65,20 @@ pub fn engine_client(networks: Arc<Networks>) -> Result<Client, reqwest::Error> 
     builder().dns_resolver(GuardedResolver(networks)).build()
 }
 
+/// A client for calls to engines, with connections of its own: those of the readings stay warm by
+/// themselves, and a flood of closes that breaks connections must not take them along. As many are
+/// kept for an engine as it may have calls at once, so that a flood opens each of them once.
+///
+/// # Errors
+/// When the TLS set-up fails.
+pub fn calls_client(networks: Arc<Networks>) -> Result<Client, reqwest::Error> {
+    builder()
+        .dns_resolver(GuardedResolver(networks))
+        .pool_idle_timeout(CALLS_IDLE_FOR)
+        .pool_max_idle_per_host(CALLS_PER_ENGINE_MAX)
+        .build()
+}
+
 /// A client for the router, whose address is the operator's own word.
 ///
 /// # Errors
@@ -79,10 +99,7 @@ fn builder() -> reqwest::ClientBuilder {
 /// # Errors
 /// Why there is no body.
 pub async fn get(client: &Client, ask: Ask<'_>, bytes_max: usize) -> Result<Vec<u8>, FetchError> {
-    let mut request = client.get(ask.url).header(ACCEPT, ask.accept);
-    if let Some(key) = ask.key {
-        request = request.header(AUTHORIZATION, key.authorization());
-    }
+    let request = with_headers(client.get(ask.url), ask);
     let response = request.send().await.map_err(sorted)?;
     if response.status().is_success() {
         return body(response, bytes_max).await;
@@ -91,6 +108,32 @@ pub async fn get(client: &Client, ask: Ask<'_>, bytes_max: usize) -> Result<Vec<
         status: StatusCode::as_u16(&response.status()),
         from_smg: response.headers().contains_key("x-smg-error-code"),
     })
+}
+
+/// Posts JSON once and reads the body of the answer up to `bytes_max`, whatever its status.
+///
+/// # Errors
+/// Why there is no whole answer; never a status.
+pub async fn post(
+    client: &Client,
+    ask: Ask<'_>,
+    json: String,
+    bytes_max: usize,
+) -> Result<(u16, Vec<u8>), FetchError> {
+    let request = with_headers(client.post(ask.url), ask)
+        .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
+        .body(json);
+    let response = request.send().await.map_err(sorted)?;
+    let status = response.status().as_u16();
+    Ok((status, body(response, bytes_max).await?))
+}
+
+fn with_headers(request: RequestBuilder, ask: Ask<'_>) -> RequestBuilder {
+    let request = request.header(ACCEPT, ask.accept);
+    match ask.key {
+        Some(key) => request.header(AUTHORIZATION, key.authorization()),
+        None => request,
+    }
 }
 
 async fn body(mut response: Response, bytes_max: usize) -> Result<Vec<u8>, FetchError> {

@@ -5,6 +5,8 @@
 //! `server_info` are pure: text in, values out. Nothing here decides; floats end here (CAP2).
 
 pub mod address;
+pub mod close_support;
+pub mod closer;
 pub mod dialect;
 pub mod discover;
 pub mod exposition;

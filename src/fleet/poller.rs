@@ -17,7 +17,7 @@ use reqwest::Client;
 use tokio::time::{Instant, timeout};
 use url::Url;
 
-use super::discover::{Discovery, Router};
+use super::discover::{self, Discovery, Router};
 use super::fetch;
 use super::networks::Networks;
 use super::rows::{BadEntries, RouterKind};
@@ -48,6 +48,8 @@ pub struct PollerConfig {
     pub interval: Duration,
     /// For the router and for each engine; default 2 s.
     pub timeout: Duration,
+    /// Session closes are on: engines are asked whether they are routers (CLO10).
+    pub session_lifecycle: bool,
 }
 
 impl Default for PollerConfig {
@@ -61,6 +63,7 @@ impl Default for PollerConfig {
             networks: Networks::default(),
             interval: Duration::from_secs(1),
             timeout: Duration::from_secs(2),
+            session_lifecycle: false,
         }
     }
 }
@@ -110,7 +113,13 @@ impl Poller {
         let networks = Arc::new(config.networks);
         // without a router nothing would ever replace them
         let members = match &config.router {
-            Some(_) => config.known.into_iter().collect(),
+            Some(router) => {
+                let router = discover::as_engine(router);
+                let known = config.known.into_iter();
+                known
+                    .filter(|known| Some(known) != router.as_ref())
+                    .collect()
+            }
             None => BTreeSet::new(),
         };
         let router = match config.router {
@@ -129,6 +138,7 @@ impl Poller {
                 networks,
                 key: config.engine_key,
                 timeout: config.timeout,
+                looks_for_routers: config.session_lifecycle,
             },
             statics: config.engines.into_iter().collect(),
             members,
@@ -141,12 +151,6 @@ impl Poller {
     #[must_use]
     pub const fn interval(&self) -> Duration {
         self.interval
-    }
-
-    /// The pooled client for engines; closes go the same way as readings.
-    #[must_use]
-    pub const fn engine_client(&self) -> &Client {
-        &self.scraper.client
     }
 
     /// One round. `now` is when it begins.

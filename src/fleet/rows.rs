@@ -46,6 +46,15 @@ impl RouterKind {
             Self::Unknown => "unknown",
         }
     }
+
+    /// Whether requests lose their `session_id` on the way (CLO10).
+    #[must_use]
+    pub const fn drops_session_id(self) -> bool {
+        match self {
+            Self::SglangRouter | Self::VllmRouter => true,
+            Self::Smg | Self::Unknown => false,
+        }
+    }
 }
 
 /// An entry that names no engine.
@@ -67,6 +76,9 @@ pub enum BadEntryReason {
     /// Neither text nor a row with an address.
     #[error("a row without an address")]
     NoAddress,
+    /// A router is no engine: closes never go there (CLO4).
+    #[error("the router's own address")]
+    RouterItself,
 }
 
 /// The entries that were skipped.
@@ -99,6 +111,18 @@ pub struct Listed {
     pub bad: BadEntries,
     /// Told by the shape of the rows; `None` when they do not tell.
     pub kind: Option<RouterKind>,
+}
+
+impl Listed {
+    /// Skips the router itself.
+    pub fn without_router(mut self, router: &EngineId) -> Self {
+        let workers = self.workers.len();
+        self.workers.retain(|worker| worker.engine != *router);
+        if self.workers.len() < workers {
+            self.bad.add(router.as_str(), BadEntryReason::RouterItself);
+        }
+        self
+    }
 }
 
 /// The body is no worker list.

@@ -10,16 +10,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvgate_core::ids::EngineId;
-use kvgate_core::reading::{ReadFailure, Reading, Source, StartMark, TokenCounters};
+use kvgate_core::reading::{EngineKind, ReadFailure, Reading, Source, StartMark, TokenCounters};
 use kvgate_core::units::Tokens;
 use reqwest::Client;
 use tokio::time::{Instant, timeout_at};
 
 use super::address::{BaseUrl, Scheme};
+use super::close_support::CloseSupport;
 use super::dialect::{self, Disaggregation, Gauges, Prefix};
 use super::fetch::{self, Ask, BODY_BYTES_MAX, FetchError};
 use super::loads::{self, Loads};
 use super::networks::Networks;
+use super::rows;
 use super::secret::Secret;
 use super::server_info::{self, ServerInfo};
 
@@ -45,6 +47,8 @@ pub struct Scraper {
     pub key: Option<Secret>,
     /// For the whole reading of one engine.
     pub timeout: Duration,
+    /// Engines are asked for a list of workers too: only a router has one.
+    pub looks_for_routers: bool,
 }
 
 /// What is remembered of one engine between rounds. A new one means: ask everything at once.
@@ -59,6 +63,8 @@ pub struct Memory {
     /// The last `/metrics`; its evictable and available KV stand until it is read again.
     gauges: Option<Gauges>,
     server: Option<ServerInfo>,
+    /// Whether it has a list of workers; `None` while it has not said.
+    is_router: Option<bool>,
 }
 
 /// What one engine said in one round.
@@ -89,6 +95,8 @@ pub struct EngineDetails {
     pub metrics_failure: Option<ReadFailure>,
     /// What it last said of itself.
     pub server: Option<ServerInfo>,
+    /// What a session close comes to there; `None` while that is not known (CLO10).
+    pub close_support: Option<CloseSupport>,
 }
 
 impl Scraper {
@@ -152,6 +160,7 @@ impl Round {
             && !was_good
         {
             memory.info_ask_at = None;
+            memory.is_router = None;
             if reading.source == Source::Loads {
                 memory.metrics_ask_at = None;
             }
@@ -166,6 +175,8 @@ impl Round {
         if let Ok(reading) = &mut reading {
             reading.role = self.details.disaggregation.map(Disaggregation::role);
         }
+        let kind = reading.as_ref().ok().map(|reading| reading.kind);
+        self.details.close_support = close_support(target, memory, kind);
         reading
     }
 
@@ -219,7 +230,14 @@ impl Round {
                 false => None,
             }
         };
-        let (gauges, info) = futures_util::future::join(metrics, info).await;
+        let router = async {
+            match info_due && target.scraper.looks_for_routers && memory.is_router.is_none() {
+                true => target.is_router().await,
+                false => None,
+            }
+        };
+        let (gauges, info, is_router) = futures_util::future::join3(metrics, info, router).await;
+        memory.is_router = is_router.or(memory.is_router);
         if let Some(gauges) = gauges {
             self.note_gauges(gauges, memory);
         }
@@ -250,6 +268,11 @@ impl Round {
         memory.info_ask_at = Some(self.now + pause);
         if let Ok(info) = info {
             self.start_mark = info.start_mark;
+            let known = memory.server.as_ref().and_then(|server| server.start_mark);
+            if known.is_some() && known != info.start_mark {
+                // another process may be another thing
+                memory.is_router = None;
+            }
             memory.server = Some(info);
         }
     }
@@ -275,6 +298,21 @@ impl Round {
             self.details.disaggregation = self.details.disaggregation.or(server.disaggregation);
         }
         self.details.server.clone_from(&memory.server);
+    }
+}
+
+fn close_support(
+    target: &Target<'_>,
+    memory: &Memory,
+    kind: Option<EngineKind>,
+) -> Option<CloseSupport> {
+    let may_be_a_router = target.scraper.looks_for_routers && memory.is_router.is_none();
+    match kind {
+        _ if target.base.scheme() == Scheme::Grpc => Some(CloseSupport::Grpc),
+        _ if memory.is_router == Some(true) => Some(CloseSupport::Router),
+        _ if may_be_a_router => None,
+        Some(EngineKind::Vllm) => Some(CloseSupport::Vllm),
+        Some(EngineKind::Sglang) | None => memory.server.as_ref().map(CloseSupport::of),
     }
 }
 
@@ -305,6 +343,18 @@ impl Target<'_> {
             .get("/server_info", "application/json", JSON_BYTES_MAX)
             .await?;
         server_info::read(&body).map_err(|_| ReadFailure::Unreadable)
+    }
+
+    /// `None` when it did not say.
+    async fn is_router(&self) -> Option<bool> {
+        match self
+            .get("/workers", "application/json", JSON_BYTES_MAX)
+            .await
+        {
+            Ok(body) => Some(rows::read(&body).is_ok()),
+            Err(ReadFailure::Timeout | ReadFailure::Refused | ReadFailure::NotAllowed) => None,
+            Err(_) => Some(false),
+        }
     }
 
     async fn get(

@@ -43,6 +43,14 @@ impl Secret {
     pub fn authorization(&self) -> HeaderValue {
         self.0.clone()
     }
+
+    /// A text with the key taken out: some servers quote a key that they refuse.
+    #[must_use]
+    pub fn taken_out_of(&self, text: &str) -> String {
+        let header = String::from_utf8_lossy(self.0.as_bytes());
+        let key = header.strip_prefix("Bearer ").unwrap_or(&header);
+        text.replace(key, "***")
+    }
 }
 
 impl fmt::Debug for Secret {
@@ -62,6 +70,10 @@ mod tests {
         assert_eq!(secret.authorization(), "Bearer key-123");
         assert_eq!(format!("{secret:?}"), "Secret");
         assert!(!format!("{:?}", secret.authorization()).contains("123"));
+        assert_eq!(
+            secret.taken_out_of("no such key: key-123."),
+            "no such key: ***."
+        );
         assert_eq!(Secret::new(" ").err(), Some(SecretError::Empty));
         assert_eq!(Secret::new("a\nb").err(), Some(SecretError::Characters));
     }

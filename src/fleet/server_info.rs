@@ -31,14 +31,6 @@ pub struct ServerInfo {
     pub disaggregation: Option<Disaggregation>,
 }
 
-impl ServerInfo {
-    /// Whether a session close has an effect there: the version has it, and its flags turn it on.
-    #[must_use]
-    pub fn supports_close(&self) -> bool {
-        self.enable_session_radix_cache == Some(true) && self.disable_radix_cache != Some(true)
-    }
-}
-
 /// The body is no JSON object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the answer of /server_info is not readable")]

@@ -10,6 +10,7 @@
 //! Everything that queued up while the last commit ran is the next turn; there is no window.
 //! No reply leaves before its turn is durable (DUR1).
 
+mod closings;
 mod outage;
 mod record;
 mod stats;
@@ -20,21 +21,25 @@ mod writer;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use kvgate_core::command::{Acquire, Command, Delivery, Slice};
+use kvgate_core::close::{CallId, CallResult, CloseIntent, EngineCall};
+use kvgate_core::command::{Acquire, CloseRequest, Command, Delivery, Slice};
 use kvgate_core::effect::{
-    AcquireRefused, Answer, CancelOutcome, LeaseGone, LeaseView, Outcome, Page, ReleaseOutcome,
-    Reply, TicketView, WaiterView,
+    AcquireRefused, Answer, CancelOutcome, CloseReply, LeaseGone, LeaseView, Outcome, Page,
+    ReleaseOutcome, Reply, RetryRefused, SessionView, TicketView, WaiterView,
 };
-use kvgate_core::ids::{Issue, LeaseId, RowNo, Seq, TicketId};
+use kvgate_core::ids::{
+    CloseId, CloseNo, Issue, LeaseId, RowNo, Seq, SessionId, SessionNo, TicketId,
+};
 use kvgate_core::policy::Policy;
 use kvgate_core::reading::Round;
 use kvgate_core::state::EpochEntry;
 use kvgate_core::tally::LocalBypass;
 use kvgate_core::units::{Span, Timestamp};
 use kvgate_core::view::View;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
@@ -144,8 +149,13 @@ enum Message {
     Signal(Command),
     /// Answer every waiting call with [`GateError::Draining`]; places stay on disk.
     RefuseWaiting,
+    /// Tell when a close is done.
+    CloseDone {
+        close: CloseId,
+        reply: oneshot::Sender<CloseIntent>,
+    },
     /// Write what is left and close the store.
-    Close { done: oneshot::Sender<()> },
+    Stop { done: oneshot::Sender<()> },
 }
 
 #[derive(Debug)]
@@ -159,6 +169,8 @@ struct Inner {
     phase: watch::Sender<Phase>,
     trouble: watch::Sender<StoreTrouble>,
     stats: CommitStats,
+    /// Calls that the core wants made, until somebody takes them over.
+    calls: Mutex<Option<UnboundedReceiver<EngineCall>>>,
 }
 
 /// The handle: cheap to clone, used by HTTP, by the poller and in process.
@@ -388,6 +400,111 @@ impl Gate {
         }
     }
 
+    /// Ends a session: takes a durable close intent, or joins the one that runs (CLO2).
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn close_session(
+        &self,
+        request: CloseRequest,
+    ) -> Result<Answered<CloseReply>, GateError> {
+        match self.one(Command::Close(request)).await? {
+            (seq, Reply::Close(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sends a close once more to the engines where it failed.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn retry_close(
+        &self,
+        close: CloseId,
+    ) -> Result<Answered<Result<CloseIntent, RetryRefused>>, GateError> {
+        match self.one(Command::RetryClose(close)).await? {
+            (seq, Reply::RetryClose(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits until a close is done, at most `wait`; `None` when it is not done then, or not known.
+    pub async fn close_done(&self, close: CloseId, wait: Duration) -> Option<CloseIntent> {
+        // One of the waiting calls, which are bounded (section 9).
+        let call = self.open_call()?;
+        let (reply, done) = oneshot::channel();
+        let sent = self.send(Message::CloseDone { close, reply });
+        let done = match sent {
+            Ok(()) => tokio::time::timeout(wait, done).await.ok()?.ok(),
+            Err(_) => None,
+        };
+        call.answered();
+        done
+    }
+
+    /// Reads a close intent.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn read_close(&self, close: CloseId) -> Result<Option<CloseIntent>, GateError> {
+        match self.one(Command::ReadClose(close)).await? {
+            (_, Reply::ReadClose(close)) => Ok(close),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads a session.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn read_session(&self, session: SessionId) -> Result<Option<SessionView>, GateError> {
+        match self.one(Command::ReadSession(session)).await? {
+            (_, Reply::Session(session)) => Ok(session),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads a slice of the sessions, in the order of first sight.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn list_sessions(
+        &self,
+        slice: Slice<SessionNo>,
+    ) -> Result<Page<SessionView>, GateError> {
+        match self.one(Command::ListSessions(slice)).await? {
+            (_, Reply::Sessions(page)) => Ok(page),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads a slice of the close intents, newest first.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn list_closes(&self, slice: Slice<CloseNo>) -> Result<Page<CloseIntent>, GateError> {
+        match self.one(Command::ListCloses(slice)).await? {
+            (_, Reply::Closes(page)) => Ok(page),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// The calls to engines that the core wants made; whoever takes them hands in what they came to.
+    /// `None` when they were taken before.
+    #[must_use]
+    pub fn take_calls(&self) -> Option<UnboundedReceiver<EngineCall>> {
+        self.inner
+            .calls
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// Hands in what calls to engines came to.
+    pub fn called(&self, results: Vec<(CallId, CallResult)>) {
+        self.signal(Message::Signal(Command::Called(results)));
+    }
+
     /// Reads the epochs, newest first.
     ///
     /// # Errors
@@ -433,16 +550,16 @@ impl Gate {
     }
 
     /// Begins an orderly stop: waiting calls get [`GateError::Draining`] and their tickets keep
-    /// their places; reads are answered until [`Gate::close`].
+    /// their places; reads are answered until [`Gate::stop`].
     pub fn begin_drain(&self) {
         self.inner.phase.send_replace(Phase::Draining);
         self.signal(Message::RefuseWaiting);
     }
 
     /// Writes what is left and closes the store; returns when that is done.
-    pub async fn close(&self) {
+    pub async fn stop(&self) {
         let (done, closed) = oneshot::channel();
-        self.signal(Message::Close { done });
+        self.signal(Message::Stop { done });
         // The writer may be gone already: then there is nothing left to wait for.
         let _ = closed.await;
     }

@@ -22,6 +22,8 @@ enum Slot {
         ticket: TicketId,
         /// Number of the enqueue, for the answer that still says wait.
         seq: Option<Seq>,
+        /// Its acquire used a closed session anew: its answer says so, whatever it is (CLO8).
+        session_reopened: bool,
         reply: AcquireSender,
         /// The core was told in this turn that the call ends.
         leaving: bool,
@@ -64,6 +66,7 @@ impl Waiters {
         id: SlotId,
         ticket: TicketId,
         seq: Option<Seq>,
+        session_reopened: bool,
         reply: AcquireSender,
     ) {
         if reply.is_closed() {
@@ -74,6 +77,7 @@ impl Waiters {
         let slot = Slot::Acquire {
             ticket,
             seq,
+            session_reopened,
             reply,
             leaving: false,
         };
@@ -135,8 +139,16 @@ impl Waiters {
         let mut told = false;
         for id in self.by_ticket.remove(&answer.ticket).unwrap_or_default() {
             match self.slots.remove(&id) {
-                Some(Slot::Acquire { reply, .. }) => {
-                    told |= reply.send(Ok((seq, Ok(answer.clone())))).is_ok();
+                Some(Slot::Acquire {
+                    session_reopened,
+                    reply,
+                    ..
+                }) => {
+                    let answer = Answer {
+                        session_reopened,
+                        ..answer.clone()
+                    };
+                    told |= reply.send(Ok((seq, Ok(answer)))).is_ok();
                 }
                 Some(Slot::Watch {
                     tickets,
@@ -193,9 +205,17 @@ impl Waiters {
     pub(super) fn left(&mut self, id: SlotId, answer: Option<Answer>) {
         let Some(answer) = answer else { return };
         if let Some(Slot::Acquire {
-            ticket, seq, reply, ..
+            ticket,
+            seq,
+            session_reopened,
+            reply,
+            ..
         }) = self.slots.remove(&id)
         {
+            let answer = Answer {
+                session_reopened,
+                ..answer
+            };
             self.unlist(&ticket, id);
             // A caller that is gone has left the ticket to the claim grace already.
             let _ = reply.send(Ok((seq, Ok(answer))));

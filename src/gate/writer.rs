@@ -6,11 +6,12 @@
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use kvgate_core::batch::{Committed, Failed};
 use kvgate_core::capacity::FleetConfig;
+use kvgate_core::close::{CloseIntent, EngineCall};
 use kvgate_core::command::Command;
 use kvgate_core::effect::{Effect, Reply, Tag};
 use kvgate_core::ids::TicketId;
@@ -20,8 +21,10 @@ use kvgate_core::policy::{PAUSE_AFTER, Policy};
 use kvgate_core::store::{Image, Opened, StoreControl};
 use kvgate_core::units::Timestamp;
 use kvgate_core::view::View;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
+use super::closings::Closings;
 use super::outage::{Kept, Outage};
 use super::record::{Recorder, Taking};
 use super::stats::CommitStats;
@@ -84,6 +87,7 @@ where
     let (phase, _) = watch::channel(Phase::Starting);
     let (trouble, _) = watch::channel(StoreTrouble::default());
     let stats = CommitStats::default();
+    let (calls_out, calls) = unbounded_channel();
     let inner = Arc::new(Inner {
         inbox,
         inbox_len: AtomicUsize::new(0),
@@ -94,6 +98,7 @@ where
         phase,
         trouble,
         stats: stats.clone(),
+        calls: Mutex::new(Some(calls)),
     });
     let gate = Gate {
         inner: Arc::clone(&inner),
@@ -109,6 +114,8 @@ where
         view: view_sender,
         stats,
         waiters: Waiters::default(),
+        closings: Closings::default(),
+        calls: calls_out,
         late_ends: Vec::new(),
         outage: Outage::default(),
         kept: Kept::default(),
@@ -155,6 +162,8 @@ enum Answerer {
         reply: Sender<Watch>,
     },
     Leave(SlotId),
+    /// Whoever waits until a close is done.
+    CloseDone(oneshot::Sender<CloseIntent>),
     Reloaded(TicketId),
     Nobody,
 }
@@ -190,6 +199,10 @@ struct Writer<S, O> {
     view: watch::Sender<Arc<View>>,
     stats: CommitStats,
     waiters: Waiters,
+    /// Who waits until a close is done.
+    closings: Closings,
+    /// Calls to engines. The core lets only so many be under way.
+    calls: UnboundedSender<EngineCall>,
     /// Calls whose time was over before they could be parked: ended in the next turn.
     late_ends: Vec<SlotId>,
     /// What is known of callers while the store is away.
@@ -275,11 +288,14 @@ where
             mut store,
         } = loaded;
         let mut reattach = self.waiters.tickets();
+        // What the store holds may be done, although its last turn failed.
+        let mut waited_for = self.closings.take();
         // The time until the first turn is no pause.
         self.turned_at = self.clock.now();
         loop {
             let gathered = if self.kept.is_empty() {
-                self.gather(&machine, !reattach.is_empty())
+                let at_once = !reattach.is_empty() || !waited_for.is_empty();
+                self.gather(&machine, at_once)
             } else {
                 // Whoever retries finds what was kept applied already.
                 Vec::new()
@@ -296,6 +312,10 @@ where
             for ticket in std::mem::take(&mut reattach) {
                 turn.handle(Command::Watch(vec![ticket.clone()]));
                 answerers.push(Answerer::Reloaded(ticket));
+            }
+            for (close, reply) in std::mem::take(&mut waited_for) {
+                turn.handle(Command::ReadClose(close));
+                answerers.push(Answerer::CloseDone(reply));
             }
             let kept = self.kept.next(TURN_MAX);
             let kept_count = kept.len();
@@ -483,8 +503,14 @@ where
                 turn.handle(command);
                 answerers.push(Answerer::Nobody);
             }
+            Message::CloseDone { close, reply } => {
+                if !self.draining {
+                    turn.handle(Command::ReadClose(close));
+                    answerers.push(Answerer::CloseDone(reply));
+                }
+            }
             Message::RefuseWaiting => self.refuse_waiting(),
-            Message::Close { done } => return Some(done),
+            Message::Stop { done } => return Some(done),
         }
         None
     }
@@ -497,9 +523,10 @@ where
         }
     }
 
-    /// Ends every open call, and those that this turn is about to park.
+    /// Ends every open call; those that this turn is about to park end at its end.
     fn refuse_waiting(&mut self) {
         self.draining = true;
+        self.closings = Closings::default();
         self.waiters.refuse_all(GateError::Draining);
     }
 
@@ -515,14 +542,19 @@ where
         for effect in committed.effects {
             match effect {
                 Effect::Decided { seq, answer } => self.waiters.decided(Some(seq), &answer),
-                Effect::Parked { tag, seq } => {
+                Effect::Parked {
+                    tag,
+                    seq,
+                    session_reopened,
+                } => {
                     if let Some(Answerer::Acquire {
                         slot,
                         ticket,
                         reply,
                     }) = who(tag)
                     {
-                        self.waiters.park(slot, ticket, seq, reply);
+                        self.waiters
+                            .park(slot, ticket, seq, session_reopened, reply);
                     }
                 }
                 Effect::Reply { tag, seq, reply } => match who(tag) {
@@ -556,13 +588,22 @@ where
                             }
                         }
                     }
+                    Some(Answerer::CloseDone(to)) => {
+                        if let Reply::ReadClose(Some(close)) = reply {
+                            self.closings.wait_for(close, to);
+                        }
+                    }
                     Some(Answerer::Nobody) | None => {}
                 },
+                // Nobody makes calls while the service stops; the next start makes them.
+                Effect::Call(call) => drop(self.calls.send(call)),
+                Effect::CloseDone(close) => self.closings.done(&close),
             }
         }
         self.waiters.end_touched_watches();
         if self.draining {
-            self.waiters.refuse_all(GateError::Draining);
+            // Those too that came in the turn in which the drain began.
+            self.refuse_waiting();
         }
         for group in groups {
             self.waiters.answer_group(group.reply, group.replies);
@@ -591,7 +632,11 @@ where
                 Answerer::Acquire { reply, .. } => drop(reply.send(Err(error))),
                 Answerer::Watch { reply, .. } => drop(reply.send(Err(error))),
                 Answerer::Leave(slot) => self.waiters.refuse(slot, error),
-                Answerer::Group { .. } | Answerer::Reloaded(_) | Answerer::Nobody => {}
+                // Whoever waits for a close reads it as it stands.
+                Answerer::CloseDone(_)
+                | Answerer::Group { .. }
+                | Answerer::Reloaded(_)
+                | Answerer::Nobody => {}
             }
         }
         for group in groups {
@@ -667,9 +712,10 @@ where
                 }
             }
             Message::Signal(Command::LocalBypasses(counts)) => self.outage.count(counts),
-            Message::Signal(_) => {}
+            // A close whose outcome is lost here is sent again by the core that is loaded next.
+            Message::Signal(_) | Message::CloseDone { .. } => {}
             Message::RefuseWaiting => self.refuse_waiting(),
-            Message::Close { done } => return Some(done),
+            Message::Stop { done } => return Some(done),
         }
         None
     }
@@ -727,7 +773,7 @@ where
 
 /// A stop waits for nothing.
 fn is_of_the_stop(message: &Message) -> bool {
-    matches!(message, Message::RefuseWaiting | Message::Close { .. })
+    matches!(message, Message::RefuseWaiting | Message::Stop { .. })
 }
 
 /// How much of a turn's bound, and of the inbox's, a message takes.
@@ -735,11 +781,13 @@ pub(super) fn weight(message: &Message) -> usize {
     match message {
         Message::Commands { commands, .. } => commands.len().max(1),
         Message::Watch { tickets, .. } => tickets.len().max(1),
+        Message::Signal(Command::Called(results)) => results.len().max(1),
         Message::Acquire { .. }
         | Message::EndWait(_)
         | Message::Gone(_)
+        | Message::CloseDone { .. }
         | Message::Signal(_)
         | Message::RefuseWaiting
-        | Message::Close { .. } => 1,
+        | Message::Stop { .. } => 1,
     }
 }

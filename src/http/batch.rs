@@ -8,8 +8,8 @@ use kvgate_api::{
     BatchOperation, BatchRequest, BatchResult, BatchResults, CancelResult, ReleaseRequest,
     ReleaseResult,
 };
-use kvgate_core::command::{Acquire, Command};
-use kvgate_core::effect::Reply;
+use kvgate_core::command::{Acquire, CloseRequest, Command};
+use kvgate_core::effect::{CloseReply, Reply};
 use kvgate_core::ids::{LeaseId, Seq};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -19,7 +19,7 @@ use super::app::{App, RequestId, Shown};
 use super::convert::{self, Asked, CallFacts};
 use super::extract::{BatchBody, NoQuery, object, parse, unreadable};
 use super::leases::{acquire_status, known};
-use super::problem::Fault;
+use super::problem::{self, Fault};
 use crate::gate::{GateError, Receipt};
 
 /// Operations of one call.
@@ -82,6 +82,7 @@ enum Planned {
         ttl: Option<(kvgate_core::units::Span, bool)>,
     },
     Cancel(kvgate_core::ids::TicketId),
+    Close(CloseRequest),
 }
 
 impl Planned {
@@ -97,6 +98,7 @@ impl Planned {
                 ttl: ttl.map(|(ttl, _)| ttl),
             },
             Self::Cancel(ticket) => Command::Cancel(ticket.clone()),
+            Self::Close(request) => Command::Close(request.clone()),
         }
     }
 }
@@ -122,10 +124,14 @@ fn plan(operation: &RawValue, app: &App) -> Result<Planned, Fault> {
         BatchOperation::Cancel(cancel) => {
             convert::ticket("/ticket_id", &cancel.ticket_id).map(Planned::Cancel)
         }
-        BatchOperation::Close(_) => Err(Fault::field(
-            "/op",
-            "session closes are not served by this version",
-        )),
+        BatchOperation::Close(close) => {
+            let session = convert::session_id("/session_id", &close.session_id)?;
+            let request = kvgate_api::CloseRequest {
+                mode: close.mode,
+                reason: close.reason,
+            };
+            Ok(Planned::Close(convert::close_request(session, request)))
+        }
     }
 }
 
@@ -150,6 +156,7 @@ fn place_inside(text: &str) -> Option<Fault> {
         "release" => parse::<kvgate_api::ReleaseOperation>(&bytes).err(),
         "renew" => parse::<kvgate_api::RenewOperation>(&bytes).err(),
         "cancel" => parse::<kvgate_api::CancelOperation>(&bytes).err(),
+        "close" => parse::<kvgate_api::CloseOperation>(&bytes).err(),
         _ => None,
     }
 }
@@ -243,6 +250,14 @@ impl Gathered<'_> {
                 let outcome = convert::cancel_outcome(outcome);
                 Ok(body(StatusCode::OK, &CancelResult { outcome }))
             }
+            (Reply::Close(CloseReply::Taken(close)), _) => Ok(body(
+                StatusCode::ACCEPTED,
+                &convert::close(&close, &self.shown),
+            )),
+            (Reply::Close(CloseReply::Disabled), _) => {
+                Ok(body(StatusCode::OK, &convert::CLOSE_DISABLED))
+            }
+            (Reply::Close(CloseReply::Full), _) => Err(problem::too_many_closes()),
             (other, _) => {
                 tracing::error!(reply = ?other, "the writer answered an operation in the words of another");
                 Err(GateError::Overloaded.into())

@@ -5,12 +5,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use kvgate_api as wire;
-use kvgate_core::command::Acquire;
+use kvgate_core::close::{
+    CallResult, CloseIntent, CloseMode, CloseReason, CloseStage, Target, TargetState,
+};
+use kvgate_core::command::{Acquire, CloseRequest};
 use kvgate_core::decision::{BypassReason, CancelReason, EndHow, Scope, WaitReason};
 use kvgate_core::effect::{
-    Answer, CancelOutcome, LeaseView, Outcome, ReleaseOutcome, TicketView, WaiterView,
+    Answer, CancelOutcome, LeaseView, Outcome, ReleaseOutcome, SessionView, TicketView, WaiterView,
 };
-use kvgate_core::ids::{IdError, Label, SessionId, TicketId};
+use kvgate_core::ids::{EngineId, IdError, Label, SessionId, TicketId};
 use kvgate_core::policy::ttl_in_range;
 use kvgate_core::state::{EpochCause, EpochEntry};
 use kvgate_core::tally::LocalBypass;
@@ -19,7 +22,7 @@ use kvgate_core::units::{Ppm, Span, TOKENS_MAX, Timestamp, Tokens};
 
 use super::app::{HttpConfig, Shown};
 use super::problem::Fault;
-use crate::clock;
+use crate::{clock, words};
 
 /// Longest and usual time that a call stays open.
 const WAIT_MAX_S: f64 = 60.0;
@@ -45,9 +48,8 @@ pub(super) struct Asked {
 }
 
 pub(super) fn asked(request: &wire::AcquireRequest, config: &HttpConfig) -> Result<Asked, Fault> {
-    let ticket = TicketId::new(&request.ticket_id).map_err(|rule| Fault::id("/ticket_id", rule))?;
-    let session =
-        SessionId::new(&request.session_id).map_err(|rule| Fault::id("/session_id", rule))?;
+    let ticket = ticket("/ticket_id", &request.ticket_id)?;
+    let session = session_id("/session_id", &request.session_id)?;
     let (ttl, ttl_clamped) = match request.ttl_s {
         Some(seconds) => ttl(seconds),
         None => (config.default_ttl, false),
@@ -116,13 +118,17 @@ fn label(pointer: &str, text: Option<&str>) -> Result<Option<Label>, Fault> {
         .transpose()
 }
 
-/// How long a call may stay open.
+/// How long a call that waits for a decision may stay open.
 pub(super) fn wait(seconds: Option<f64>) -> Result<Duration, Fault> {
-    let seconds = seconds.unwrap_or(WAIT_DEFAULT_S);
+    open_for("/wait_s", seconds.unwrap_or(WAIT_DEFAULT_S))
+}
+
+/// How long a call may stay open.
+pub(super) fn open_for(place: &str, seconds: f64) -> Result<Duration, Fault> {
     if (0.0..=WAIT_MAX_S).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {
-        Err(Fault::field("/wait_s", "must be a number from 0 to 60"))
+        Err(Fault::field(place, "must be a number from 0 to 60"))
     }
 }
 
@@ -220,6 +226,27 @@ pub(super) fn ticket(pointer: &str, text: &str) -> Result<TicketId, Fault> {
     TicketId::new(text).map_err(|rule: IdError| Fault::id(pointer, rule))
 }
 
+/// A session in a body.
+pub(super) fn session_id(pointer: &str, text: &str) -> Result<SessionId, Fault> {
+    SessionId::new(text).map_err(|rule: IdError| Fault::id(pointer, rule))
+}
+
+/// A close as it was asked for.
+pub(super) const fn close_request(session: SessionId, request: wire::CloseRequest) -> CloseRequest {
+    CloseRequest {
+        session,
+        mode: match request.mode {
+            wire::CloseMode::Join => CloseMode::Join,
+            wire::CloseMode::Abort => CloseMode::Abort,
+        },
+        reason: match request.reason {
+            None => None,
+            Some(wire::EndedAs::Terminal) => Some(CloseReason::Terminal),
+            Some(wire::EndedAs::Dropped) => Some(CloseReason::Dropped),
+        },
+    }
+}
+
 pub(super) const fn scope(scope: wire::Scope) -> Scope {
     match scope {
         wire::Scope::Train => Scope::Train,
@@ -249,6 +276,7 @@ pub(super) fn acquire_answer(
     let ttl_clamped = facts.ttl_clamped;
     let waited_s = seconds(answer.waited);
     let repeated = answer.repeated;
+    let session_reopened = answer.session_reopened;
     // Only a bare cancel marker has no session.
     let session_id = session.clone().unwrap_or_default();
     match answer.outcome {
@@ -269,7 +297,7 @@ pub(super) fn acquire_answer(
             expires_in_s: seconds(ends_at.since(shown.now)),
             waited_s,
             repeated,
-            session_reopened: false,
+            session_reopened,
         }),
         Outcome::Bypass(reason) => wire::AcquireAnswer::Bypass(wire::Bypass {
             reason: bypass_reason(reason),
@@ -280,7 +308,7 @@ pub(super) fn acquire_answer(
             ttl_clamped,
             waited_s,
             repeated,
-            session_reopened: false,
+            session_reopened,
         }),
         Outcome::Cancelled(reason) => wire::AcquireAnswer::Cancelled(wire::Cancelled {
             reason: cancel_reason(reason),
@@ -291,7 +319,7 @@ pub(super) fn acquire_answer(
             ttl_clamped,
             waited_s,
             repeated,
-            session_reopened: false,
+            session_reopened,
         }),
         Outcome::Wait(status) => wire::AcquireAnswer::Wait(wire::Wait {
             reason: wait_reason(status.reason),
@@ -311,7 +339,7 @@ pub(super) fn acquire_answer(
                 seconds(POLL_AFTER.min(status.bypass_in))
             },
             claim_grace_s: seconds(shown.view.policy.claim_grace),
-            session_reopened: false,
+            session_reopened,
         }),
     }
 }
@@ -403,6 +431,106 @@ pub(super) fn waiter(view: &WaiterView) -> wire::Waiter {
         bypass_in_s: seconds(view.status.bypass_in),
         scope: wire_scope(view.terms.scope),
         client: view.terms.client.as_ref().map(text),
+    }
+}
+
+/// CLO7: what is told is what engines answered; nothing is said of freed tokens.
+pub(super) fn close(intent: &CloseIntent, shown: &Shown) -> wire::Close {
+    let engines = intent.targets.iter();
+    wire::Close {
+        close_id: intent.id.to_text(),
+        session_id: intent.session.as_str().to_owned(),
+        mode: match intent.mode {
+            CloseMode::Join => wire::CloseMode::Join,
+            CloseMode::Abort => wire::CloseMode::Abort,
+        },
+        reason: intent.reason.map(close_reason),
+        state: close_state(intent),
+        requested_at: time(intent.requested_at, shown),
+        engines: engines
+            .map(|(engine, target)| close_engine(engine, target))
+            .collect(),
+        counts: close_counts(intent),
+        not_aborted: intent.not_aborted.iter().map(text).collect(),
+    }
+}
+
+fn close_engine(engine: &EngineId, target: &Target) -> wire::CloseEngine {
+    let (last_status, last_error) = match &target.last {
+        None => (None, None),
+        Some(CallResult::Status { code, text }) => {
+            (Some(*code), text.as_ref().map(|text| (**text).to_owned()))
+        }
+        Some(CallResult::Failed(failure)) => (None, Some(words::call_failure(*failure).to_owned())),
+    };
+    wire::CloseEngine {
+        url: engine.as_str().to_owned(),
+        state: close_engine_state(target.state),
+        attempts: target.attempts,
+        last_status,
+        last_error,
+    }
+}
+
+/// Of a finished close the core has counted all engines. While one runs, those that are listed come
+/// to what an earlier delivery left: a retry takes up only the engines where it failed.
+fn close_counts(intent: &CloseIntent) -> BTreeMap<wire::CloseEngineState, u32> {
+    let ended = TargetState::ENDS.map(|state| (state, intent.count(state)));
+    let listed = intent.targets.values().map(|target| (target.state, 1));
+    let listed = listed.filter(|_| !intent.is_done());
+    let mut counts = BTreeMap::new();
+    for (state, count) in ended.into_iter().chain(listed) {
+        if count > 0 {
+            let sum: &mut u32 = counts.entry(close_engine_state(state)).or_default();
+            *sum = sum.saturating_add(count);
+        }
+    }
+    counts
+}
+
+pub(super) const fn close_state(intent: &CloseIntent) -> wire::CloseState {
+    match intent.stage {
+        CloseStage::Joining { .. } => wire::CloseState::Joining,
+        CloseStage::Delivering { .. } => wire::CloseState::Delivering,
+        CloseStage::Done { .. } => wire::CloseState::Done,
+    }
+}
+
+const fn close_reason(reason: CloseReason) -> wire::CloseReason {
+    match reason {
+        CloseReason::Terminal => wire::CloseReason::Terminal,
+        CloseReason::Dropped => wire::CloseReason::Dropped,
+        CloseReason::Idle => wire::CloseReason::Idle,
+    }
+}
+
+const fn close_engine_state(state: TargetState) -> wire::CloseEngineState {
+    match state {
+        TargetState::Pending => wire::CloseEngineState::Pending,
+        TargetState::Delivered => wire::CloseEngineState::Delivered,
+        TargetState::Refused => wire::CloseEngineState::Refused,
+        TargetState::Unsupported => wire::CloseEngineState::Unsupported,
+        TargetState::Restarted => wire::CloseEngineState::Restarted,
+        TargetState::Superseded => wire::CloseEngineState::Superseded,
+        TargetState::Failed => wire::CloseEngineState::Failed,
+        TargetState::Gone => wire::CloseEngineState::Gone,
+    }
+}
+
+/// The lifecycle feature is off.
+pub(super) const CLOSE_DISABLED: wire::CloseDisabled = wire::CloseDisabled {
+    state: wire::CloseOff::Disabled,
+};
+
+pub(super) fn session(view: &SessionView, shown: &Shown) -> wire::Session {
+    let leases = view.leases.iter();
+    let closes = view.closes.iter();
+    wire::Session {
+        session_id: view.id.as_str().to_owned(),
+        last_use_at: view.last_use.map(|at| time(at, shown)),
+        leases: leases.map(|view| lease(view, false, shown)).collect(),
+        waiting: view.waiting.iter().map(waiter).collect(),
+        closes: closes.map(|intent| close(intent, shown)).collect(),
     }
 }
 
@@ -532,6 +660,16 @@ mod tests {
         assert!(ends.iter().all(|end| *end <= long && *end >= long * 4 / 5));
         assert!(ends.len() > 20, "spread over {} points", ends.len());
         assert_eq!(spread(long, "t-1"), spread(long, "t-1"));
+    }
+
+    /// CLO5: the words of the wire are those of the rules.
+    #[test]
+    fn clo5_states_are_said_in_the_same_words() {
+        let states = TargetState::ENDS.into_iter().chain([TargetState::Pending]);
+        for state in states {
+            let word = serde_json::to_value(close_engine_state(state)).unwrap();
+            assert_eq!(word, format!("{state:?}").to_lowercase());
+        }
     }
 
     /// LEA1: 1 s to 24 h; other numbers are brought into range, and the answer says so.

@@ -10,9 +10,14 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt;
 use kvgate_api::ProblemCode;
-use kvgate_core::ids::{LeaseId, TicketId};
+use kvgate_core::ids::{CloseId, IdError, LeaseId, SessionId, TicketId};
+use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_path_to_error::Segment;
+use utoipa::IntoParams;
+use utoipa::openapi::Required;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 
 use super::problem::Fault;
 
@@ -55,6 +60,11 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
         parse(&bytes).map(Self)
     }
 }
+
+/// The body of a call that takes no fields.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NoFields {}
 
 /// The body of a batch, whose operations are parsed one by one.
 pub(super) struct BatchBody(pub(super) Bytes);
@@ -275,32 +285,81 @@ fn path_id(parts: &Parts) -> Result<String, Fault> {
     })
 }
 
-/// The lease in the path; `None` for whatever is no lease id. Lease ids are opaque: an unknown one
-/// is 404, whatever its bytes (ID2).
-pub(super) struct LeasePath(pub(super) Option<LeaseId>);
-
-impl<S: Send + Sync> FromRequestParts<S> for LeasePath {
-    type Rejection = Fault;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Fault> {
-        let text = path_id(parts).ok();
-        Ok(Self(text.and_then(|text| LeaseId::parse(&text))))
-    }
+/// The id in the path when it is opaque: an unknown one is 404, whatever its bytes (ID2).
+fn opaque_id<T>(parts: &Parts, parse: fn(&str) -> Option<T>) -> Option<T> {
+    parse(&path_id(parts).ok()?)
 }
 
-/// The ticket in the path.
-pub(super) struct TicketPath(pub(super) TicketId);
-
-impl<S: Send + Sync> FromRequestParts<S> for TicketPath {
-    type Rejection = Fault;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Fault> {
-        let text = path_id(parts)?;
-        TicketId::new(&text)
-            .map(Self)
-            .map_err(|rule| Fault::id("", rule))
-    }
+/// The id in the path when callers choose it (ID1).
+fn chosen_id<T>(parts: &Parts, new: fn(&str) -> Result<T, IdError>) -> Result<T, Fault> {
+    new(&path_id(parts)?).map_err(|rule| Fault::id("", rule))
 }
+
+/// An id in the path as the document describes it.
+fn id_parameter(name: &str, description: &str) -> Vec<Parameter> {
+    let text = ObjectBuilder::new().schema_type(Type::String).build();
+    let parameter = ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .description(Some(description))
+        .schema(Some(text));
+    vec![parameter.build()]
+}
+
+macro_rules! path_id {
+    ($(#[$doc:meta])* $name:ident($of:ty), $read:expr, $parameter:literal, $description:literal) => {
+        $(#[$doc])*
+        pub(super) struct $name(pub(super) $of);
+
+        impl<S: Send + Sync> FromRequestParts<S> for $name {
+            type Rejection = Fault;
+
+            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Fault> {
+                let read: fn(&Parts) -> Result<$of, Fault> = $read;
+                read(parts).map(Self)
+            }
+        }
+
+        impl IntoParams for $name {
+            fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+                id_parameter($parameter, $description)
+            }
+        }
+    };
+}
+
+path_id!(
+    /// The lease in the path; `None` for whatever is no lease id.
+    LeasePath(Option<LeaseId>),
+    |parts| Ok(opaque_id(parts, LeaseId::parse)),
+    "lease_id",
+    "The fencing token of an admit"
+);
+
+path_id!(
+    /// The close in the path; `None` for whatever is no close id.
+    ClosePath(Option<CloseId>),
+    |parts| Ok(opaque_id(parts, CloseId::parse)),
+    "close_id",
+    "The id of a close"
+);
+
+path_id!(
+    /// The ticket in the path.
+    TicketPath(TicketId),
+    |parts| chosen_id(parts, TicketId::new),
+    "ticket_id",
+    "The caller's idempotency key, percent-encoded"
+);
+
+path_id!(
+    /// The session in the path.
+    SessionPath(SessionId),
+    |parts| chosen_id(parts, SessionId::new),
+    "session_id",
+    "One multi-turn program, percent-encoded"
+);
 
 /// Names and values of a query, decoded; `None` for what cannot be decoded.
 pub(super) fn query_pairs(

@@ -79,7 +79,7 @@ pub(super) const fn acquire_status(outcome: &Outcome) -> StatusCode {
     post,
     path = "/v1/leases/{lease_id}/release",
     tag = "leases",
-    params(("lease_id" = String, Path, description = "The fencing token of an admit")),
+    params(LeasePath),
     request_body(content = Option<ReleaseRequest>, description = "Optional"),
     responses(
         (status = 200, description = "Given back, now or before", body = ReleaseResult),
@@ -102,7 +102,8 @@ pub(super) async fn release(
     delete,
     path = "/v1/leases/{lease_id}",
     tag = "leases",
-    params(("lease_id" = String, Path, description = "The fencing token of an admit")),
+    operation_id = "delete_lease",
+    params(LeasePath),
     responses(
         (status = 200, description = "Given back, now or before", body = ReleaseResult),
         (status = 404, description = "`lease_not_found`", body = Problem),
@@ -130,7 +131,7 @@ async fn give_back(app: &App, lease: Option<LeaseId>) -> Result<Response, Fault>
     post,
     path = "/v1/leases/{lease_id}/renew",
     tag = "leases",
-    params(("lease_id" = String, Path, description = "The fencing token of an admit")),
+    params(LeasePath),
     request_body(content = Option<RenewRequest>, description = "Optional: without `ttl_s` the life stays as it is"),
     responses(
         (status = 200, description = "Renewed", body = Lease),
@@ -159,7 +160,8 @@ pub(super) async fn renew(
     get,
     path = "/v1/leases/{lease_id}",
     tag = "leases",
-    params(("lease_id" = String, Path, description = "The fencing token of an admit")),
+    operation_id = "read_lease",
+    params(LeasePath),
     responses(
         (status = 200, description = "Held", body = Lease),
         (status = 404, description = "`lease_not_found`", body = Problem),

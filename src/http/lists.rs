@@ -1,4 +1,4 @@
-//! Lists of leases, of the queue and of epochs.
+//! Lists of leases, of the queue, of sessions, of closes and of epochs.
 //!
 //! The gate hands out slices of a bounded number of rows; filters and pages are done here, with a
 //! rest for other calls between two slices.
@@ -6,43 +6,40 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use kvgate_api::{EpochChange, Lease, Listing, Problem, Waiter};
+use kvgate_api::{Close, CloseState, EpochChange, Lease, Listing, Problem, Session, Waiter};
+use kvgate_core::close::CloseIntent;
 use kvgate_core::command::{SLICE_MAX, Slice};
 use kvgate_core::decision::Scope;
-use kvgate_core::effect::{LeaseView, WaiterView};
-use kvgate_core::ids::{Issue, RowNo};
+use kvgate_core::effect::{LeaseView, Page, SessionView, WaiterView};
+use kvgate_core::ids::{CloseNo, Issue, RowNo, SessionId, SessionNo};
 use kvgate_core::ticket::Terms;
+use serde::Serialize;
+use utoipa::IntoParams;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 
 use super::answer::json;
-use super::app::App;
+use super::app::{App, Shown};
 use super::convert;
 use super::extract::Query;
 use super::problem::Fault;
+use crate::gate::{Gate, GateError};
 
 const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1_000;
 
-/// Which rows are wanted.
-#[derive(Debug)]
-struct Filter {
-    session: Option<String>,
-    scope: Option<Scope>,
-    client: Option<String>,
-    part: Option<String>,
-    page: Paging,
-}
+// ---- pages -------------------------------------------------------------------------------------
 
-/// Which of them are shown.
+/// Which of the rows that match are shown.
 #[derive(Debug)]
 struct Paging {
     limit: usize,
-    /// First key of the page.
-    from: u64,
+    /// First key of the page; `None` for the first page.
+    from: Option<u64>,
 }
 
 impl Paging {
-    /// `from` is the first key of the first page.
-    fn read(query: &mut Query, from: u64) -> Result<Self, Fault> {
+    fn read(query: &mut Query) -> Result<Self, Fault> {
         let limit = match query.take("limit") {
             None => LIMIT_DEFAULT,
             Some(text) => text
@@ -51,14 +48,38 @@ impl Paging {
                 .filter(|limit| (1..=LIMIT_MAX).contains(limit))
                 .ok_or_else(|| Fault::field("?limit", "must be an integer from 1 to 1000"))?,
         };
-        let from = match query.take("cursor") {
-            None => from,
-            Some(text) => text
-                .strip_prefix('c')
+        let from = query.take("cursor").map(|text| {
+            text.strip_prefix('c')
                 .and_then(|number| u64::from_str_radix(number, 36).ok())
-                .ok_or_else(|| Fault::field("?cursor", "must be the `next` of a page before"))?,
+                .ok_or_else(|| Fault::field("?cursor", "must be the `next` of a page before"))
+        });
+        Ok(Self {
+            limit,
+            from: from.transpose()?,
+        })
+    }
+}
+
+/// What every list takes, as the document describes it.
+impl IntoParams for Paging {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let parameter = |name: &str, schema: ObjectBuilder, description: &str| {
+            ParameterBuilder::new()
+                .name(name)
+                .parameter_in(ParameterIn::Query)
+                .description(Some(description))
+                .schema(Some(schema.build()))
+                .build()
         };
-        Ok(Self { limit, from })
+        let limit = ObjectBuilder::new()
+            .schema_type(Type::Integer)
+            .minimum(Some(1))
+            .maximum(Some(LIMIT_MAX));
+        let cursor = ObjectBuilder::new().schema_type(Type::String);
+        vec![
+            parameter("limit", limit, "Rows of a page; 100 when absent"),
+            parameter("cursor", cursor, "`next` of the page before"),
+        ]
     }
 }
 
@@ -78,8 +99,207 @@ fn cursor(mut key: u64) -> String {
         .collect()
 }
 
+/// In which order keys come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Order {
+    OldestFirst,
+    NewestFirst,
+}
+
+impl Order {
+    /// Where to read on behind a key; `None` behind the last one there can be.
+    const fn behind(self, key: u64) -> Option<u64> {
+        match self {
+            Self::OldestFirst => key.checked_add(1),
+            Self::NewestFirst => key.checked_sub(1),
+        }
+    }
+
+    const fn first(self) -> u64 {
+        match self {
+            Self::OldestFirst => 0,
+            Self::NewestFirst => u64::MAX,
+        }
+    }
+
+    const fn is_before(self, key: u64, from: u64) -> bool {
+        match self {
+            Self::OldestFirst => key < from,
+            Self::NewestFirst => key > from,
+        }
+    }
+}
+
+/// A page as it is gathered from rows in the order of their keys.
+struct Gathered<T> {
+    order: Order,
+    page: Paging,
+    items: Vec<T>,
+    next: Option<u64>,
+    total: u64,
+}
+
+impl<T> Gathered<T> {
+    const fn new(order: Order, page: Paging) -> Self {
+        Self {
+            order,
+            page,
+            items: Vec::new(),
+            next: None,
+            total: 0,
+        }
+    }
+
+    /// One row that matches.
+    fn add(&mut self, key: u64, item: impl FnOnce() -> T) {
+        self.total = self.total.saturating_add(1);
+        if self
+            .page
+            .from
+            .is_some_and(|from| self.order.is_before(key, from))
+        {
+            return;
+        }
+        if self.items.len() < self.page.limit {
+            self.items.push(item());
+        } else if self.next.is_none() {
+            self.next = Some(key);
+        }
+    }
+
+    fn listing(self) -> Listing<T> {
+        Listing {
+            items: self.items,
+            next: self.next.map(cursor),
+            total: self.total,
+        }
+    }
+}
+
+/// A kind of row that the gate hands out in slices.
+trait Row: Sized + Send {
+    type Item: Serialize + Send;
+    const ORDER: Order;
+
+    /// From a key on.
+    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send;
+    fn key(&self) -> u64;
+    fn item(&self, shown: &Shown) -> Self::Item;
+}
+
+const fn slice<K>(from: K) -> Slice<K>
+where
+    K: Copy,
+{
+    Slice {
+        from,
+        rows: SLICE_MAX,
+    }
+}
+
+impl Row for LeaseView {
+    type Item = Lease;
+    const ORDER: Order = Order::OldestFirst;
+
+    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        gate.list_leases(slice(Issue(from)))
+    }
+
+    fn key(&self) -> u64 {
+        self.lease.id.issue.0
+    }
+
+    fn item(&self, shown: &Shown) -> Lease {
+        convert::lease(self, false, shown)
+    }
+}
+
+impl Row for WaiterView {
+    type Item = Waiter;
+    const ORDER: Order = Order::OldestFirst;
+
+    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        gate.list_queue(slice(RowNo(from)))
+    }
+
+    fn key(&self) -> u64 {
+        self.row.0
+    }
+
+    fn item(&self, _: &Shown) -> Waiter {
+        convert::waiter(self)
+    }
+}
+
+impl Row for SessionView {
+    type Item = Session;
+    const ORDER: Order = Order::OldestFirst;
+
+    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        gate.list_sessions(slice(SessionNo(from)))
+    }
+
+    fn key(&self) -> u64 {
+        self.number.0
+    }
+
+    fn item(&self, shown: &Shown) -> Session {
+        convert::session(self, shown)
+    }
+}
+
+impl Row for CloseIntent {
+    type Item = Close;
+    const ORDER: Order = Order::NewestFirst;
+
+    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        gate.list_closes(slice(CloseNo(from)))
+    }
+
+    fn key(&self) -> u64 {
+        self.id.number.0
+    }
+
+    fn item(&self, shown: &Shown) -> Close {
+        convert::close(self, shown)
+    }
+}
+
+/// Looks at all rows, since the answer says how many match.
+async fn list<R: Row>(
+    app: &App,
+    page: Paging,
+    takes: impl Fn(&R) -> bool + Send,
+) -> Result<Response, Fault> {
+    let mut gathered = Gathered::new(R::ORDER, page);
+    let shown = app.shown();
+    let mut from = Some(R::ORDER.first());
+    while let Some(first) = from.take() {
+        let read = R::slice(app.gate(), first).await?;
+        for row in read.items.iter().filter(|row| takes(row)) {
+            gathered.add(row.key(), || row.item(&shown));
+        }
+        if let Some(last) = read.items.last().filter(|_| read.more) {
+            from = R::ORDER.behind(last.key());
+            tokio::task::yield_now().await;
+        }
+    }
+    Ok(json(StatusCode::OK, &gathered.listing()))
+}
+
+// ---- filters -----------------------------------------------------------------------------------
+
+/// Which leases or waiters are wanted.
+#[derive(Debug)]
+struct Filter {
+    session: Option<String>,
+    scope: Option<Scope>,
+    client: Option<String>,
+    part: Option<String>,
+}
+
 impl Filter {
-    fn read(mut query: Query) -> Result<Self, Fault> {
+    fn read(mut query: Query) -> Result<(Self, Paging), Fault> {
         let scope = match query.take("scope").as_deref() {
             None => None,
             Some("train") => Some(Scope::Train),
@@ -91,10 +311,10 @@ impl Filter {
             scope,
             client: query.take("client"),
             part: query.take("q"),
-            page: Paging::read(&mut query, 0)?,
         };
+        let page = Paging::read(&mut query)?;
         query.done()?;
-        Ok(filter)
+        Ok((filter, page))
     }
 
     fn takes(&self, session: &str, terms: &Terms, texts: &[&str]) -> bool {
@@ -116,45 +336,53 @@ impl Filter {
     }
 }
 
-/// A page as it is gathered from rows in the order of their keys.
-struct Gathered<T> {
-    page: Paging,
-    items: Vec<T>,
-    next: Option<u64>,
-    total: u64,
+fn takes_lease(filter: &Filter, view: &LeaseView) -> bool {
+    let id = view.lease.id.to_text();
+    filter.takes(
+        view.session.as_str(),
+        &view.terms,
+        &[view.ticket.as_str(), &id],
+    )
 }
 
-impl<T> Gathered<T> {
-    fn new(page: Paging) -> Self {
-        Self {
-            page,
-            items: Vec::new(),
-            next: None,
-            total: 0,
-        }
-    }
+fn takes_waiter(filter: &Filter, view: &WaiterView) -> bool {
+    filter.takes(view.session.as_str(), &view.terms, &[view.ticket.as_str()])
+}
 
-    /// One row that matches.
-    fn add(&mut self, key: u64, item: impl FnOnce() -> T) {
-        self.total = self.total.saturating_add(1);
-        if key < self.page.from {
-            return;
-        }
-        if self.items.len() < self.page.limit {
-            self.items.push(item());
-        } else if self.next.is_none() {
-            self.next = Some(key);
-        }
-    }
+/// Whether a text stands in the id of a session, or in what it holds.
+fn session_has(view: &SessionView, part: &str) -> bool {
+    let named = |ticket: &str, terms: &Terms| {
+        let client = terms.client.as_ref();
+        ticket.contains(part) || client.is_some_and(|client| client.as_str().contains(part))
+    };
+    view.id.as_str().contains(part)
+        || view.leases.iter().any(|view| {
+            named(view.ticket.as_str(), &view.terms) || view.lease.id.to_text().contains(part)
+        })
+        || view
+            .waiting
+            .iter()
+            .any(|view| named(view.ticket.as_str(), &view.terms))
+        || view
+            .closes
+            .iter()
+            .any(|close| close.id.to_text().contains(part))
+}
 
-    fn listing(self) -> Listing<T> {
-        Listing {
-            items: self.items,
-            next: self.next.map(cursor),
-            total: self.total,
-        }
+fn close_state(query: &mut Query) -> Result<Option<CloseState>, Fault> {
+    match query.take("state").as_deref() {
+        None => Ok(None),
+        Some("joining") => Ok(Some(CloseState::Joining)),
+        Some("delivering") => Ok(Some(CloseState::Delivering)),
+        Some("done") => Ok(Some(CloseState::Done)),
+        Some(_) => Err(Fault::field(
+            "?state",
+            "must be joining, delivering or done",
+        )),
     }
 }
+
+// ---- lists -------------------------------------------------------------------------------------
 
 /// The held leases, in the order of their grants.
 #[utoipa::path(
@@ -166,8 +394,7 @@ impl<T> Gathered<T> {
         ("scope" = Option<kvgate_api::Scope>, Query, description = "`train` or `eval`"),
         ("client" = Option<String>, Query, description = "Leases of this client"),
         ("q" = Option<String>, Query, description = "A part of ticket, session, lease id or client"),
-        ("limit" = Option<u32>, Query, description = "Rows of a page: 1 to 1000, 100 when absent"),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before"),
+        Paging,
     ),
     responses(
         (status = 200, description = "One page", body = Listing<Lease>),
@@ -175,39 +402,8 @@ impl<T> Gathered<T> {
     )
 )]
 pub(super) async fn leases(State(app): State<App>, query: Query) -> Result<Response, Fault> {
-    let mut filter = Filter::read(query)?;
-    let page = std::mem::replace(&mut filter.page, Paging { limit: 0, from: 0 });
-    let mut gathered = Gathered::new(page);
-    let shown = app.shown();
-    let mut from = 0;
-    loop {
-        let slice = Slice {
-            from: Issue(from),
-            rows: SLICE_MAX,
-        };
-        let read = app.gate().list_leases(slice).await?;
-        for view in &read.items {
-            let key = view.lease.id.issue.0;
-            from = key.saturating_add(1);
-            if takes_lease(&filter, view) {
-                gathered.add(key, || convert::lease(view, false, &shown));
-            }
-        }
-        if !read.more || read.items.is_empty() {
-            break;
-        }
-        tokio::task::yield_now().await;
-    }
-    Ok(json(StatusCode::OK, &gathered.listing()))
-}
-
-fn takes_lease(filter: &Filter, view: &LeaseView) -> bool {
-    let id = view.lease.id.to_text();
-    filter.takes(
-        view.session.as_str(),
-        &view.terms,
-        &[view.ticket.as_str(), &id],
-    )
+    let (filter, page) = Filter::read(query)?;
+    list::<LeaseView>(&app, page, |view| takes_lease(&filter, view)).await
 }
 
 /// The queue, from the head.
@@ -220,8 +416,7 @@ fn takes_lease(filter: &Filter, view: &LeaseView) -> bool {
         ("scope" = Option<kvgate_api::Scope>, Query, description = "`train` or `eval`"),
         ("client" = Option<String>, Query, description = "Waiters of this client"),
         ("q" = Option<String>, Query, description = "A part of ticket, session or client"),
-        ("limit" = Option<u32>, Query, description = "Rows of a page: 1 to 1000, 100 when absent"),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before"),
+        Paging,
     ),
     responses(
         (status = 200, description = "One page", body = Listing<Waiter>),
@@ -229,33 +424,78 @@ fn takes_lease(filter: &Filter, view: &LeaseView) -> bool {
     )
 )]
 pub(super) async fn queue(State(app): State<App>, query: Query) -> Result<Response, Fault> {
-    let mut filter = Filter::read(query)?;
-    let page = std::mem::replace(&mut filter.page, Paging { limit: 0, from: 0 });
-    let mut gathered = Gathered::new(page);
-    let mut from = 0;
-    loop {
-        let slice = Slice {
-            from: RowNo(from),
-            rows: SLICE_MAX,
-        };
-        let read = app.gate().list_queue(slice).await?;
-        for view in &read.items {
-            let key = view.row.0;
-            from = key.saturating_add(1);
-            if takes_waiter(&filter, view) {
-                gathered.add(key, || convert::waiter(view));
-            }
-        }
-        if !read.more || read.items.is_empty() {
-            break;
-        }
-        tokio::task::yield_now().await;
+    let (filter, page) = Filter::read(query)?;
+    list::<WaiterView>(&app, page, |view| takes_waiter(&filter, view)).await
+}
+
+/// The sessions that are remembered, in the order of their first use.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions",
+    tag = "lists",
+    params(
+        ("session_id" = Option<String>, Query, description = "This session"),
+        ("q" = Option<String>, Query, description = "A part of the session, or of a ticket, lease id, client or close id in it"),
+        Paging,
+    ),
+    responses(
+        (status = 200, description = "One page", body = Listing<Session>),
+        (status = 422, description = "`invalid_request`", body = Problem),
+    )
+)]
+pub(super) async fn sessions(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
+    let session = query.take("session_id");
+    let part = query.take("q");
+    let page = Paging::read(&mut query)?;
+    query.done()?;
+    let takes = |view: &SessionView| part.as_deref().is_none_or(|part| session_has(view, part));
+    let Some(session) = session else {
+        return list::<SessionView>(&app, page, takes).await;
+    };
+    // One session is found without a look at all others; what is no id names none.
+    let found = match SessionId::new(&session) {
+        Ok(session) => app.gate().read_session(session).await?,
+        Err(_) => None,
+    };
+    let mut gathered = Gathered::new(SessionView::ORDER, page);
+    let shown = app.shown();
+    if let Some(view) = found.filter(takes) {
+        gathered.add(view.key(), || view.item(&shown));
     }
     Ok(json(StatusCode::OK, &gathered.listing()))
 }
 
-fn takes_waiter(filter: &Filter, view: &WaiterView) -> bool {
-    filter.takes(view.session.as_str(), &view.terms, &[view.ticket.as_str()])
+/// The closes that are remembered, newest first.
+#[utoipa::path(
+    get,
+    path = "/v1/closes",
+    tag = "lists",
+    params(
+        ("state" = Option<CloseState>, Query, description = "`joining`, `delivering` or `done`"),
+        ("session_id" = Option<String>, Query, description = "Closes of this session"),
+        ("q" = Option<String>, Query, description = "A part of session or close id"),
+        Paging,
+    ),
+    responses(
+        (status = 200, description = "One page", body = Listing<Close>),
+        (status = 422, description = "`invalid_request`", body = Problem),
+    )
+)]
+pub(super) async fn closes(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
+    let state = close_state(&mut query)?;
+    let session = query.take("session_id");
+    let part = query.take("q");
+    let page = Paging::read(&mut query)?;
+    query.done()?;
+    list::<CloseIntent>(&app, page, |close| {
+        let name = close.session.as_str();
+        state.is_none_or(|state| state == convert::close_state(close))
+            && session.as_deref().is_none_or(|session| session == name)
+            && part
+                .as_deref()
+                .is_none_or(|part| name.contains(part) || close.id.to_text().contains(part))
+    })
+    .await
 }
 
 /// The changes of the worker set, newest first.
@@ -263,33 +503,22 @@ fn takes_waiter(filter: &Filter, view: &WaiterView) -> bool {
     get,
     path = "/v1/epochs",
     tag = "lists",
-    params(
-        ("limit" = Option<u32>, Query, description = "Rows of a page: 1 to 1000, 100 when absent"),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before"),
-    ),
+    params(Paging),
     responses(
         (status = 200, description = "One page", body = Listing<EpochChange>),
         (status = 422, description = "`invalid_request`", body = Problem),
     )
 )]
 pub(super) async fn epochs(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
-    let page = Paging::read(&mut query, u64::MAX)?;
+    let page = Paging::read(&mut query)?;
     query.done()?;
     let entries = app.gate().epochs().await?;
     let shown = app.shown();
-    let total = u64::try_from(entries.len()).unwrap_or(u64::MAX);
-    let mut rest = entries.iter().skip_while(|entry| entry.epoch.0 > page.from);
-    let items = rest
-        .by_ref()
-        .take(page.limit)
-        .map(|entry| convert::epoch(entry, &shown))
-        .collect();
-    let listing = Listing {
-        items,
-        next: rest.next().map(|entry| cursor(entry.epoch.0)),
-        total,
-    };
-    Ok(json(StatusCode::OK, &listing))
+    let mut gathered = Gathered::new(Order::NewestFirst, page);
+    for entry in &entries {
+        gathered.add(entry.epoch.0, || convert::epoch(entry, &shown));
+    }
+    Ok(json(StatusCode::OK, &gathered.listing()))
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod metrics;
 mod openapi;
 mod problem;
 mod server;
+mod sessions;
 mod status;
 mod tickets;
 
@@ -54,6 +55,12 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(tickets::read, tickets::cancel))
         .routes(routes!(tickets::wait))
         .routes(routes!(batch::batch))
+        .routes(routes!(sessions::close))
+        .routes(routes!(sessions::read))
+        .routes(routes!(sessions::read_close))
+        .routes(routes!(sessions::retry))
+        .routes(routes!(lists::sessions))
+        .routes(routes!(lists::closes))
         .routes(routes!(status::state))
         .routes(routes!(status::engines))
         .routes(routes!(lists::epochs))

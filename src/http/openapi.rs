@@ -13,8 +13,8 @@ use utoipa::openapi::{
     ResponseBuilder,
 };
 
-const DESCRIPTION: &str = "A durable admission gate in front of SGLang fleets: leases on KV tokens and one FIFO queue. \
-                           Every error is a problem (RFC 9457), every 503 carries Retry-After, and a caller that gets \
+const DESCRIPTION: &str = "A durable admission gate in front of SGLang fleets: leases on KV tokens, one FIFO queue, and \
+                           closes of sessions that reach every engine. Every error is a problem (RFC 9457), every 503 carries Retry-After, and a caller that gets \
                            no answer goes on without a lease.";
 
 /// The document as JSON.

@@ -181,6 +181,30 @@ impl From<AcquireRefused> for Fault {
     }
 }
 
+/// No close with this id is remembered.
+pub(super) fn close_not_found() -> Fault {
+    Fault::new(
+        ProblemCode::CloseNotFound,
+        "No close with this id is known.",
+    )
+}
+
+/// More closes are open than are kept.
+pub(super) fn too_many_closes() -> Fault {
+    Fault::new(
+        ProblemCode::Overloaded,
+        "Too many closes are under way. Nothing was changed: send this one again later.",
+    )
+}
+
+/// CLO8: a close that comes late would hit a newer use of the session.
+pub(super) fn close_superseded() -> Fault {
+    Fault::new(
+        ProblemCode::CloseSuperseded,
+        "The session was used or closed anew since. To end it now, close the session.",
+    )
+}
+
 /// DUR3: not loaded yet.
 pub(super) fn recovering() -> Fault {
     Fault::new(
@@ -219,9 +243,10 @@ const fn usual_status(code: ProblemCode) -> StatusCode {
         ProblemCode::NotFound
         | ProblemCode::LeaseNotFound
         | ProblemCode::TicketNotFound
-        | ProblemCode::SessionNotFound => StatusCode::NOT_FOUND,
+        | ProblemCode::SessionNotFound
+        | ProblemCode::CloseNotFound => StatusCode::NOT_FOUND,
         ProblemCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-        ProblemCode::TicketConflict => StatusCode::CONFLICT,
+        ProblemCode::TicketConflict | ProblemCode::CloseSuperseded => StatusCode::CONFLICT,
         ProblemCode::LeaseExpired | ProblemCode::LeaseReleased => StatusCode::GONE,
         ProblemCode::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         ProblemCode::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -246,8 +271,10 @@ pub const fn title(code: ProblemCode) -> &'static str {
         ProblemCode::LeaseNotFound => "No such lease",
         ProblemCode::TicketNotFound => "No such ticket",
         ProblemCode::SessionNotFound => "No such session",
+        ProblemCode::CloseNotFound => "No such close",
         ProblemCode::MethodNotAllowed => "Wrong method",
         ProblemCode::TicketConflict => "The ticket was used for something else",
+        ProblemCode::CloseSuperseded => "The session was used or closed anew",
         ProblemCode::LeaseExpired => "The lease has expired",
         ProblemCode::LeaseReleased => "The lease was released",
         ProblemCode::BodyTooLarge => "The body is too large",
@@ -291,10 +318,16 @@ pub const fn advice(code: ProblemCode) -> &'static str {
             "The ticket was never sent, or it ended more than ten minutes ago."
         }
         ProblemCode::SessionNotFound => "The session was never used, or it is forgotten.",
+        ProblemCode::CloseNotFound => {
+            "Check the id: it is the close_id of a close. Finished closes are remembered for an hour."
+        }
         ProblemCode::MethodNotAllowed => "Use one of the methods that the header \"Allow\" lists.",
         ProblemCode::TicketConflict => {
             "A ticket names one attempt. A repeat must send the same session and the same numbers; a new attempt needs \
              a new ticket."
+        }
+        ProblemCode::CloseSuperseded => {
+            "Nothing is sent: it would hit the newer use of the session. Close the session again when that use has ended."
         }
         ProblemCode::LeaseExpired => {
             "The reservation is given to others already. Long work renews its lease at a third of its life, or asks for \
@@ -320,9 +353,11 @@ pub const fn advice(code: ProblemCode) -> &'static str {
             "A new request goes on without a lease. One that has a place in line asks again with the same ticket; the \
              place is kept over the restart."
         }
-        ProblemCode::Overloaded => "Go on without a lease, and ask less often.",
+        ProblemCode::Overloaded => {
+            "Go on without a lease, and ask less often. Retry releases, cancels and closes later."
+        }
         ProblemCode::StoreUnavailable => {
-            "Go on without a lease. Retry releases and cancels later. The operator makes room on the disk or mends it; \
+            "Go on without a lease. Retry releases, cancels and closes later. The operator makes room on the disk or mends it; \
              the service comes back by itself."
         }
     }

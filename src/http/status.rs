@@ -59,7 +59,10 @@ fn state_of(app: &App) -> State {
             count: view.leases,
             oldest_age_s: age(view.oldest_lease),
         },
-        closes: Closes::default(),
+        closes: Closes {
+            pending: view.closes_pending,
+            failed: view.closes_failed,
+        },
         features: Features {
             program_admission: view.policy.program_admission,
             session_lifecycle: view.policy.session_lifecycle,
@@ -104,7 +107,7 @@ const fn degraded_reason(why: DegradedReason) -> &'static str {
 }
 
 fn notices(shown: &Shown, store: StoreTrouble, shell: &[ShellNotice]) -> Vec<Notice> {
-    let core = shown.view.notices.iter().map(|notice| match *notice {
+    let core = shown.view.notices.iter().map(|notice| match notice {
         view::Notice::LargerThanAnyPool {
             since,
             reservation,
@@ -118,7 +121,7 @@ fn notices(shown: &Shown, store: StoreTrouble, shell: &[ShellNotice]) -> Vec<Not
                 reservation.get(),
                 largest_pool.get()
             ),
-            since: time(since, shown),
+            since: time(*since, shown),
         },
         view::Notice::UnknownLabel { since } => Notice {
             code: "unknown_label".to_owned(),
@@ -126,7 +129,43 @@ fn notices(shown: &Shown, store: StoreTrouble, shell: &[ShellNotice]) -> Vec<Not
             text: "The gauges of an engine differ by a label that is not known here. The smaller capacity and the \
                    larger usage are taken."
                 .to_owned(),
-            since: time(since, shown),
+            since: time(*since, shown),
+        },
+        view::Notice::SessionReopened {
+            count,
+            session,
+            ticket,
+            since,
+        } => Notice {
+            code: "session_reopened".to_owned(),
+            severity: Severity::Warning,
+            text: format!(
+                "{count} {} used again within a minute of the close and not closed since, the last one {:?} by ticket \
+                 {:?}. Some engine versions never tag such an id again: give each attempt a fresh session id.",
+                if *count == 1 { "session was" } else { "sessions were" },
+                session.as_str(),
+                ticket.as_str(),
+            ),
+            since: time(*since, shown),
+        },
+        view::Notice::CallRefused {
+            engine,
+            abort,
+            status,
+            text,
+            since,
+            ..
+        } => Notice {
+            code: if *abort { "abort_refused" } else { "close_refused" }.to_owned(),
+            severity: Severity::Warning,
+            text: format!(
+                "{} refuses {} with status {status}{}. {}",
+                engine.as_str(),
+                if *abort { "aborts" } else { "session closes" },
+                text.as_ref().map_or_else(String::new, |text| format!(" ({text})")),
+                words::refusal_advice(*abort, *status),
+            ),
+            since: time(*since, shown),
         },
     });
     let unavailable = store.unavailable.map(|since| Notice {

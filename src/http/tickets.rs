@@ -22,7 +22,7 @@ const TICKETS_MAX: usize = 1_000;
     delete,
     path = "/v1/tickets/{ticket_id}",
     tag = "tickets",
-    params(("ticket_id" = String, Path, description = "The caller's idempotency key, percent-encoded")),
+    params(TicketPath),
     responses((status = 200, description = "What the cancel met", body = CancelResult))
 )]
 pub(super) async fn cancel(
@@ -42,7 +42,8 @@ pub(super) async fn cancel(
     get,
     path = "/v1/tickets/{ticket_id}",
     tag = "tickets",
-    params(("ticket_id" = String, Path, description = "The caller's idempotency key, percent-encoded")),
+    operation_id = "read_ticket",
+    params(TicketPath),
     responses(
         (status = 200, description = "How the ticket stands", body = TicketAnswer),
         (status = 404, description = "`ticket_not_found`", body = Problem),

@@ -2,22 +2,24 @@
 //!
 //! One JSON object a line. The first line says what it is and how much follows, the last one how many
 //! lines came before it and their CRC-32. In between stand the rows: facts of the store, counters,
-//! starts, epochs, engines, tickets, each list in the order of its keys.
+//! starts, epochs, engines, close intents, last uses of sessions, tickets, each list in the order of
+//! its keys. Copies of version 1 know no closes: what they do not say begins at nothing.
 //!
 //! Whoever reads one takes nothing on trust: an unknown kind of line, a field too many, a row that
 //! stands twice or out of order, a missing end or a wrong sum are refused with the line's number.
 
 mod shapes;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufRead, Read};
 
 use crc32fast::Hasher;
-use kvgate_core::ids::{Epoch, IdError, Issue};
-use kvgate_core::policy::{EPOCHS_MAX, STARTS_MAX};
+use kvgate_core::close::{CloseIntent, TargetState};
+use kvgate_core::ids::{Epoch, IdError, Issue, SessionId};
+use kvgate_core::policy::{CLOSE_EXCEPTIONS_MAX, EPOCHS_MAX, STARTS_MAX};
 use kvgate_core::state::{EpochCause, EpochEntry};
 use kvgate_core::store::Image;
-use kvgate_core::ticket::Stage;
+use kvgate_core::ticket::{Stage, Ticket};
 use kvgate_core::units::Timestamp;
 
 use self::shapes::{Counts, Line};
@@ -26,10 +28,11 @@ use self::shapes::{Counts, Line};
 const FORMAT: &str = "kvgate-backup";
 
 /// The newest form of copies that is known here.
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
 
-/// Longest line that is read: an engine with as many worker ids as a router may list fits.
-const LINE_BYTES_MAX: u64 = 8 << 20;
+/// Longest line that is read: a close on as many engines as a router may list fits, each with the
+/// longest address and what it answered.
+const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes of a written piece, but for the line that fills it.
 const PIECE_BYTES: usize = 64 << 10;
@@ -87,7 +90,9 @@ enum RowFault {
 #[derive(Debug)]
 pub struct CopyPieces {
     image: Image,
-    tickets: VecDeque<kvgate_core::ticket::Ticket>,
+    closes: VecDeque<CloseIntent>,
+    sessions: VecDeque<(SessionId, Timestamp)>,
+    tickets: VecDeque<Ticket>,
     stage: WriteStage,
     lines: u64,
     sum: Hasher,
@@ -98,17 +103,19 @@ pub struct CopyPieces {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WriteStage {
     Head,
-    Tickets,
+    Bulk,
     Done,
 }
 
 impl CopyPieces {
     /// Begins to write.
     #[must_use]
-    pub fn new(mut image: Image) -> Self {
+    pub fn new(image: Image) -> Self {
         Self {
-            tickets: std::mem::take(&mut image.tickets).into(),
             image,
+            closes: VecDeque::new(),
+            sessions: VecDeque::new(),
+            tickets: VecDeque::new(),
             stage: WriteStage::Head,
             lines: 0,
             sum: Hasher::new(),
@@ -128,10 +135,9 @@ impl CopyPieces {
         self.sum.update(piece.get(from..).unwrap_or_default());
     }
 
-    /// Everything but the tickets, which are the bulk.
+    /// Everything but the bulk: closes, last uses and tickets.
     fn put_head(&mut self, piece: &mut Vec<u8>) {
-        let counts = Counts::of(&self.image, self.tickets.len());
-        self.put(piece, &Line::header(&self.image, counts));
+        self.put(piece, &Line::header(&self.image, Counts::of(&self.image)));
         self.put(piece, &Line::meta(&self.image));
         self.put(piece, &Line::tally(&self.image.tally));
         for start in std::mem::take(&mut self.image.starts) {
@@ -143,6 +149,24 @@ impl CopyPieces {
         for engine in std::mem::take(&mut self.image.engines) {
             self.put(piece, &Line::engine(&engine));
         }
+        self.closes = std::mem::take(&mut self.image.closes).into();
+        self.sessions = std::mem::take(&mut self.image.sessions).into();
+        self.tickets = std::mem::take(&mut self.image.tickets).into();
+    }
+
+    /// The next line of the bulk.
+    fn next_line(&mut self) -> Option<Line> {
+        let close = self.closes.pop_front();
+        close
+            .map(|close| Line::close(&close))
+            .or_else(|| {
+                let (session, used) = self.sessions.pop_front()?;
+                Some(Line::session(&session, used))
+            })
+            .or_else(|| {
+                let ticket = self.tickets.pop_front()?;
+                Some(Line::ticket(&ticket))
+            })
     }
 }
 
@@ -153,11 +177,11 @@ impl Iterator for CopyPieces {
         let mut piece = Vec::with_capacity(PIECE_BYTES);
         if self.stage == WriteStage::Head {
             self.put_head(&mut piece);
-            self.stage = WriteStage::Tickets;
+            self.stage = WriteStage::Bulk;
         }
-        while self.stage == WriteStage::Tickets && piece.len() < PIECE_BYTES && !self.failed {
-            match self.tickets.pop_front() {
-                Some(ticket) => self.put(&mut piece, &Line::ticket(&ticket)),
+        while self.stage == WriteStage::Bulk && piece.len() < PIECE_BYTES && !self.failed {
+            match self.next_line() {
+                Some(line) => self.put(&mut piece, &line),
                 None => {
                     let end = Line::end(self.lines, self.sum.clone().finalize());
                     self.put(&mut piece, &end);
@@ -212,6 +236,8 @@ enum ReadStage {
     Starts,
     Epochs,
     Engines,
+    Closes,
+    Sessions,
     Tickets,
     End,
 }
@@ -247,6 +273,8 @@ impl Reading {
             Line::Start(_) => ReadStage::Starts,
             Line::Epoch(_) => ReadStage::Epochs,
             Line::Engine(_) => ReadStage::Engines,
+            Line::Close(_) => ReadStage::Closes,
+            Line::Session(_) => ReadStage::Sessions,
             Line::Ticket(_) => ReadStage::Tickets,
             Line::End(_) => ReadStage::End,
         })?;
@@ -260,6 +288,8 @@ impl Reading {
             Line::Start(start) => self.image.starts.push(start.decoded()?),
             Line::Epoch(entry) => self.image.epochs.push(entry.decoded()),
             Line::Engine(engine) => self.image.engines.push(engine.decoded()?),
+            Line::Close(close) => self.image.closes.push(close.decoded()?),
+            Line::Session(session) => self.image.sessions.push(session.decoded()?),
             Line::Ticket(ticket) => self.image.tickets.push(ticket.decoded()?),
             Line::End(end) => {
                 if end.lines != self.lines {
@@ -283,7 +313,12 @@ impl Reading {
     fn enter(&mut self, next: ReadStage) -> Result<(), RowFault> {
         let list = matches!(
             next,
-            ReadStage::Starts | ReadStage::Epochs | ReadStage::Engines | ReadStage::Tickets
+            ReadStage::Starts
+                | ReadStage::Epochs
+                | ReadStage::Engines
+                | ReadStage::Closes
+                | ReadStage::Sessions
+                | ReadStage::Tickets
         );
         let in_order = if next <= ReadStage::Tally {
             // None of the first three may be missing.
@@ -309,7 +344,7 @@ impl Reading {
             line: self.lines,
             what: what.to_owned(),
         };
-        if self.counts != Counts::of(&self.image, self.image.tickets.len()) {
+        if self.counts != Counts::of(&self.image) {
             return Err(damaged("there are fewer rows than the first line says"));
         }
         if self.said != (self.image.seq.0, epoch_of(&self.image).0) {
@@ -321,7 +356,7 @@ impl Reading {
 }
 
 /// What holds in every store: keys in order and once, lists within their bounds, no lease number
-/// held twice or still to be given (ID2).
+/// held twice or still to be given (ID2), closes as they may stand (CLO2).
 pub(super) fn check(image: &Image) -> Result<(), &'static str> {
     if !image.tickets.is_sorted_by(|one, next| one.row < next.row) {
         return Err("a ticket's row stands twice or out of order");
@@ -362,6 +397,56 @@ pub(super) fn check(image: &Image) -> Result<(), &'static str> {
     if !held.is_sorted_by(|one, next| one < next) {
         return Err("a lease stands twice");
     }
+    check_closes(image)
+}
+
+/// The same for closes and last uses of sessions.
+fn check_closes(image: &Image) -> Result<(), &'static str> {
+    if !image
+        .closes
+        .is_sorted_by(|one, next| one.id.number < next.id.number)
+    {
+        return Err("a close stands twice or out of order");
+    }
+    if !image.sessions.is_sorted_by(|one, next| one.0 < next.0) {
+        return Err("the last use of a session stands twice or out of order");
+    }
+    let mut open = BTreeMap::new();
+    for close in &image.closes {
+        if !(1..=NUMBER_MAX).contains(&close.id.number.0) {
+            return Err("a close has a number outside its range");
+        }
+        if open.insert(&close.session, !close.is_done()) == Some(true) {
+            return Err("a close is open though its session has a newer one");
+        }
+        if close.not_aborted.len() > CLOSE_EXCEPTIONS_MAX {
+            return Err("a close names more requests than a store keeps");
+        }
+        if close.is_done() {
+            check_finished(close)?;
+        }
+    }
+    Ok(())
+}
+
+/// A finished close has counted its engines, and names a few that are not delivered (section 9).
+fn check_finished(close: &CloseIntent) -> Result<(), &'static str> {
+    if close.targets.len() > CLOSE_EXCEPTIONS_MAX {
+        return Err("a finished close names more engines than a store keeps");
+    }
+    let named = |state| {
+        let states = close.targets.values().map(|target| target.state);
+        states.filter(|named| *named == state).count() as u64
+    };
+    if named(TargetState::Pending) > 0 || named(TargetState::Delivered) > 0 {
+        return Err("a finished close names an engine that is pending or delivered");
+    }
+    if TargetState::ENDS
+        .iter()
+        .any(|state| named(*state) > u64::from(close.count(*state)))
+    {
+        return Err("a finished close names an engine that it does not count");
+    }
     Ok(())
 }
 
@@ -383,7 +468,8 @@ const NUMBER_MAX: u64 = (1 << 53) - 1;
 ///
 /// The copy does not know what was answered after it was taken. So every number that answers carry
 /// moves so far on that none is repeated: seq, term, lease number and epoch. The epoch that begins
-/// here says why. Lease ids of the life before are told from new ones by their random part as well.
+/// here says why. Lease ids of the life before are told from new ones by their random part as well,
+/// close ids by that part alone: their numbers only order the closes of one store.
 ///
 /// # Errors
 /// When one of the numbers is at its end, which takes longer than any service lives.
@@ -397,10 +483,7 @@ pub fn moved_on(mut image: Image, now: Timestamp) -> Result<Image, &'static str>
             .ok_or("a number of the backup is at its end")
     };
     let by_time = (now.millis() / 1_000) << CHANGES_A_SECOND_BITS;
-    let used = image
-        .tickets
-        .iter()
-        .filter_map(kvgate_core::ticket::Ticket::issue);
+    let used = image.tickets.iter().filter_map(Ticket::issue);
     let next_issue = used
         .map(|issue| issue.0.saturating_add(1))
         .fold(image.next_issue, u64::max);
@@ -420,31 +503,35 @@ pub fn moved_on(mut image: Image, now: Timestamp) -> Result<Image, &'static str>
 }
 
 impl Counts {
-    fn of(image: &Image, tickets: usize) -> Self {
+    fn of(image: &Image) -> Self {
         let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
         Self {
             starts: count(image.starts.len()),
             epochs: count(image.epochs.len()),
             engines: count(image.engines.len()),
-            tickets: count(tickets),
+            closes: count(image.closes.len()),
+            sessions: count(image.sessions.len()),
+            tickets: count(image.tickets.len()),
         }
     }
 
     fn allow(&self, image: &Image) -> bool {
-        let found = Self::of(image, image.tickets.len());
+        let found = Self::of(image);
         found.starts <= self.starts
             && found.epochs <= self.epochs
             && found.engines <= self.engines
+            && found.closes <= self.closes
+            && found.sessions <= self.sessions
             && found.tickets <= self.tickets
     }
 }
 
 /// Counters of a copy; one that a later version added begins at 0, one that is not known is refused.
-fn counters<const N: usize>(stored: &[u64]) -> Result<[u64; N], RowFault> {
+fn counters<C: Copy + Default, const N: usize>(stored: &[C]) -> Result<[C; N], RowFault> {
     if stored.len() > N {
         return Err(RowFault::Range("the number of counters"));
     }
-    let mut counters = [0; N];
+    let mut counters = [C::default(); N];
     for (counter, value) in counters.iter_mut().zip(stored) {
         *counter = *value;
     }

@@ -1,11 +1,13 @@
 //! What is done with a store that no service uses: look into it, copy it, make one from a copy, set
 //! one aside (DUR5). Nothing here changes a store that exists, and nothing is created over one.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 
 use kvgate_core::capacity::FleetConfig;
+use kvgate_core::ids::SessionId;
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::Policy;
@@ -67,6 +69,14 @@ pub struct Inspection {
     pub ended: u64,
     /// When the oldest held lease was granted.
     pub oldest_lease: Option<Timestamp>,
+    /// Close intents that are not done.
+    pub closes_open: u64,
+    /// Finished ones that are remembered.
+    pub closes_finished: u64,
+    /// Those of them that failed (CLO9).
+    pub closes_failed: u64,
+    /// Sessions that hold a lease, wait, have a close, or whose last use is kept.
+    pub sessions: u64,
 }
 
 /// Looks into the store of a directory: checks its integrity, loads everything, leaves the file as
@@ -122,10 +132,19 @@ impl Look {
             waiting_tokens: 0,
             ended: 0,
             oldest_lease: None,
+            closes_open: 0,
+            closes_finished: 0,
+            closes_failed: 0,
+            sessions: 0,
         };
-        for ticket in &self.seen.image.tickets {
+        let image = &self.seen.image;
+        let mut sessions: BTreeSet<&SessionId> = image.sessions.iter().map(|(id, _)| id).collect();
+        for ticket in &image.tickets {
             let asked = ticket.asked.as_ref();
             let tokens = asked.map_or(0, |asked| asked.terms.reservation.get());
+            if !matches!(ticket.stage, Stage::Ended(_)) {
+                sessions.extend(asked.map(|asked| &asked.session));
+            }
             match &ticket.stage {
                 Stage::Held(lease) => {
                     found.leases = found.leases.saturating_add(1);
@@ -140,6 +159,18 @@ impl Look {
                 Stage::Ended(_) => found.ended = found.ended.saturating_add(1),
             }
         }
+        for close in &image.closes {
+            sessions.insert(&close.session);
+            let count = if close.is_done() {
+                &mut found.closes_finished
+            } else {
+                &mut found.closes_open
+            };
+            *count = count.saturating_add(1);
+            let failed = u64::from(close.has_failed());
+            found.closes_failed = found.closes_failed.saturating_add(failed);
+        }
+        found.sessions = u64::try_from(sessions.len()).unwrap_or(u64::MAX);
         found
     }
 
@@ -158,6 +189,8 @@ impl Look {
             && view.waiting == found.waiting
             && view.waiting_tokens == shown(found.waiting_tokens)
             && view.epoch.0 == found.epoch
+            // A start may find that the last engines of some have no session close.
+            && view.closes_pending <= found.closes_open
             && view.seq == self.seen.image.seq;
         if same {
             Ok(found)

@@ -3,11 +3,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use kvgate_core::ids::Term;
 use kvgate_core::policy::{EPOCHS_MAX, STARTS_MAX};
 use kvgate_core::record::Record;
+use kvgate_core::state::{EpochEntry, Start};
 use kvgate_core::store::{Commit, Image, Store, StoreControl};
 use kvgate_core::tally::Tally;
-use redb::{Database, Durability, Key, ReadableDatabase, ReadableTable, Table, WriteTransaction};
+use redb::{
+    Database, Durability, Key, ReadableDatabase, ReadableTable, Table, TableDefinition,
+    WriteTransaction,
+};
 
 use super::FILE_NAME;
 use super::disk::Disk;
@@ -15,7 +20,7 @@ use super::error::{CommitError, OpenError};
 use super::migrations::META;
 use super::rows::{self, Head, RowError};
 use super::space::{self, Space, Watch};
-use super::tables::{CLEAN, ENGINES, EPOCHS, HEAD, STARTS, TALLY, TICKETS};
+use super::tables::{CLEAN, CLOSES, ENGINES, EPOCHS, HEAD, SESSIONS, STARTS, TALLY, TICKETS};
 
 /// The store.
 #[derive(Debug)]
@@ -87,6 +92,20 @@ impl Rows {
                 .engines
                 .push(rows::decode_engine(key.value(), value.value())?);
         }
+        for row in transaction.open_table(CLOSES)?.iter()? {
+            let (key, value) = row?;
+            rows.count(NUMBER, value.value().len());
+            image
+                .closes
+                .push(rows::decode_close(key.value(), value.value())?);
+        }
+        for row in transaction.open_table(SESSIONS)?.iter()? {
+            let (key, value) = row?;
+            rows.count(key.value().len(), value.value().len());
+            image
+                .sessions
+                .push(rows::decode_session(key.value(), value.value())?);
+        }
         Ok((image, rows))
     }
 
@@ -136,6 +155,17 @@ impl Rows {
             rows::encode_engine(engine, buffer)?;
             let id = engine.id.as_str();
             rows.put(&mut engines, id, id.len(), buffer)?;
+        }
+        let mut closes = transaction.open_table(CLOSES)?;
+        for close in &image.closes {
+            rows::encode_close(close, buffer)?;
+            rows.put(&mut closes, close.id.number.0, NUMBER, buffer)?;
+        }
+        let mut sessions = transaction.open_table(SESSIONS)?;
+        for (session, used) in &image.sessions {
+            rows::encode_session(*used, buffer)?;
+            let id = session.as_str();
+            rows.put(&mut sessions, id, id.len(), buffer)?;
         }
         Ok(rows)
     }
@@ -230,68 +260,134 @@ impl RedbStore {
     fn write(&mut self, commit: Commit<'_>) -> Result<(), CommitError> {
         let mut transaction = self.database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;
-        let buffer = &mut self.buffer;
-        let rows = &mut self.rows;
         {
-            let mut meta = transaction.open_table(META)?;
-            let mut tickets = transaction.open_table(TICKETS)?;
-            let head = Head {
+            let mut writing = Writing {
+                meta: transaction.open_table(META)?,
+                tickets: transaction.open_table(TICKETS)?,
+                closes: None,
+                sessions: None,
+                transaction: &transaction,
+                rows: &mut self.rows,
+                buffer: &mut self.buffer,
+            };
+            writing.head(&Head {
                 term: commit.term.0,
                 seq: commit.seq.0,
                 now: commit.now.millis(),
                 next_issue: commit.next_issue,
-            };
-            head.encode(buffer)?;
-            rows.put(&mut meta, HEAD, HEAD.len(), buffer)?;
+            })?;
             for record in commit.records {
-                match record {
-                    Record::Ticket(ticket) => {
-                        rows::encode_ticket(ticket, buffer)?;
-                        rows.put(&mut tickets, ticket.row.0, NUMBER, buffer)?;
-                    }
-                    Record::Forgotten(row) => {
-                        rows.take(&mut tickets, row.0, NUMBER)?;
-                    }
-                    Record::Tally(tally) => {
-                        rows::encode_tally(tally, buffer)?;
-                        rows.put(&mut meta, TALLY, TALLY.len(), buffer)?;
-                    }
-                    Record::Started(term, start) => {
-                        rows.put(&mut meta, CLEAN, CLEAN.len(), &[0])?;
-                        let mut starts = transaction.open_table(STARTS)?;
-                        rows::encode_start(start, buffer)?;
-                        rows.put(&mut starts, term.0, NUMBER, buffer)?;
-                        rows.starts.push(term.0);
-                        for old in beyond(&mut rows.starts, STARTS_MAX) {
-                            rows.take(&mut starts, old, NUMBER)?;
-                        }
-                    }
-                    Record::Epoch(entry) => {
-                        let mut epochs = transaction.open_table(EPOCHS)?;
-                        rows::encode_epoch(entry, buffer)?;
-                        rows.put(&mut epochs, entry.epoch.0, NUMBER, buffer)?;
-                        rows.epochs.push(entry.epoch.0);
-                        for old in beyond(&mut rows.epochs, EPOCHS_MAX) {
-                            rows.take(&mut epochs, old, NUMBER)?;
-                        }
-                    }
-                    Record::Engine(engine) => {
-                        rows::encode_engine(engine, buffer)?;
-                        let mut engines = transaction.open_table(ENGINES)?;
-                        let id = engine.id.as_str();
-                        rows.put(&mut engines, id, id.len(), buffer)?;
-                    }
-                    Record::EngineLeft(id) => {
-                        let mut engines = transaction.open_table(ENGINES)?;
-                        let id = id.as_str();
-                        rows.take(&mut engines, id, id.len())?;
-                    }
-                }
+                writing.record(record)?;
             }
         }
         transaction.commit()?;
         Ok(())
     }
+}
+
+/// One turn on its way into its transaction. Tables that most turns do not touch are opened by the
+/// first record that does, and stay open: one turn may bring many of them.
+struct Writing<'t> {
+    transaction: &'t WriteTransaction,
+    rows: &'t mut Rows,
+    buffer: &'t mut Vec<u8>,
+    meta: Table<'t, &'static str, &'static [u8]>,
+    tickets: Table<'t, u64, &'static [u8]>,
+    closes: Option<Table<'t, u64, &'static [u8]>>,
+    sessions: Option<Table<'t, &'static str, &'static [u8]>>,
+}
+
+impl Writing<'_> {
+    fn head(&mut self, head: &Head) -> Result<(), CommitError> {
+        head.encode(self.buffer)?;
+        self.rows.put(&mut self.meta, HEAD, HEAD.len(), self.buffer)
+    }
+
+    fn record(&mut self, record: &Record) -> Result<(), CommitError> {
+        match record {
+            Record::Ticket(ticket) => {
+                rows::encode_ticket(ticket, self.buffer)?;
+                self.rows
+                    .put(&mut self.tickets, ticket.row.0, NUMBER, self.buffer)
+            }
+            Record::Forgotten(row) => self.rows.take(&mut self.tickets, row.0, NUMBER),
+            Record::Tally(tally) => {
+                rows::encode_tally(tally, self.buffer)?;
+                self.rows
+                    .put(&mut self.meta, TALLY, TALLY.len(), self.buffer)
+            }
+            Record::Started(term, start) => self.started(*term, start),
+            Record::Epoch(entry) => self.epoch(entry),
+            Record::Engine(engine) => {
+                rows::encode_engine(engine, self.buffer)?;
+                let mut engines = self.transaction.open_table(ENGINES)?;
+                let id = engine.id.as_str();
+                self.rows.put(&mut engines, id, id.len(), self.buffer)
+            }
+            Record::EngineLeft(id) => {
+                let mut engines = self.transaction.open_table(ENGINES)?;
+                let id = id.as_str();
+                self.rows.take(&mut engines, id, id.len())
+            }
+            Record::Close(close) => {
+                rows::encode_close(close, self.buffer)?;
+                let closes = opened(&mut self.closes, self.transaction, CLOSES)?;
+                self.rows
+                    .put(closes, close.id.number.0, NUMBER, self.buffer)
+            }
+            Record::CloseForgotten(number) => {
+                let closes = opened(&mut self.closes, self.transaction, CLOSES)?;
+                self.rows.take(closes, number.0, NUMBER)
+            }
+            Record::SessionUsed(session, used) => {
+                rows::encode_session(*used, self.buffer)?;
+                let sessions = opened(&mut self.sessions, self.transaction, SESSIONS)?;
+                let id = session.as_str();
+                self.rows.put(sessions, id, id.len(), self.buffer)
+            }
+            Record::SessionForgotten(session) => {
+                let sessions = opened(&mut self.sessions, self.transaction, SESSIONS)?;
+                let id = session.as_str();
+                self.rows.take(sessions, id, id.len())
+            }
+        }
+    }
+
+    fn started(&mut self, term: Term, start: &Start) -> Result<(), CommitError> {
+        self.rows.put(&mut self.meta, CLEAN, CLEAN.len(), &[0])?;
+        let mut starts = self.transaction.open_table(STARTS)?;
+        rows::encode_start(start, self.buffer)?;
+        self.rows.put(&mut starts, term.0, NUMBER, self.buffer)?;
+        self.rows.starts.push(term.0);
+        for old in beyond(&mut self.rows.starts, STARTS_MAX) {
+            self.rows.take(&mut starts, old, NUMBER)?;
+        }
+        Ok(())
+    }
+
+    fn epoch(&mut self, entry: &EpochEntry) -> Result<(), CommitError> {
+        let mut epochs = self.transaction.open_table(EPOCHS)?;
+        rows::encode_epoch(entry, self.buffer)?;
+        self.rows
+            .put(&mut epochs, entry.epoch.0, NUMBER, self.buffer)?;
+        self.rows.epochs.push(entry.epoch.0);
+        for old in beyond(&mut self.rows.epochs, EPOCHS_MAX) {
+            self.rows.take(&mut epochs, old, NUMBER)?;
+        }
+        Ok(())
+    }
+}
+
+/// The table, opened by the first call.
+fn opened<'s, 't, K: Key + 'static>(
+    slot: &'s mut Option<Table<'t, K, &'static [u8]>>,
+    transaction: &'t WriteTransaction,
+    definition: TableDefinition<'_, K, &'static [u8]>,
+) -> Result<&'s mut Table<'t, K, &'static [u8]>, CommitError> {
+    Ok(match slot {
+        Some(table) => table,
+        None => slot.insert(transaction.open_table(definition)?),
+    })
 }
 
 impl Store for RedbStore {

@@ -1,25 +1,33 @@
 //! Row shapes: what stands in the values of the tables, translated by hand from and to the core's
 //! types, so that wire shapes, rows and core types change apart.
 //!
-//! A value is one version byte and the row in postcard's encoding.
+//! A value is one version byte and the row in postcard's encoding. Each shape counts its own versions.
+//! A step of migration turns over the rows of a shape that changes, so only the newest version is
+//! read here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kvgate_core::close::{
+    CallFailure, CallResult, CloseIntent, CloseMode, CloseReason, CloseStage, Reopened, Target,
+    TargetState,
+};
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
 use kvgate_core::ids::{
-    EngineId, Epoch, IdError, Issue, Label, LeaseId, RowNo, Seq, SessionId, TicketId,
+    CloseId, CloseNo, EngineId, Epoch, IdError, Issue, Label, LeaseId, RowNo, Seq, SessionId,
+    TicketId,
 };
 use kvgate_core::reading::{Role, StartMark};
 use kvgate_core::state::{EngineRow, EpochCause, EpochEntry, Start};
 use kvgate_core::tally::{ScopeTally, Tally};
 use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Stage, Terms, Ticket};
 use kvgate_core::units::{Span, Timestamp, Tokens};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Version byte of all rows of schema 1.
-const VERSION: u8 = 1;
+/// Version byte of shapes that are as they began.
+const FIRST: u8 = 1;
+/// Version byte of engines and counters: schema 2 gave them what is known of closes.
+const SECOND: u8 = 2;
 
 /// A value that this version cannot read.
 #[derive(Debug, thiserror::Error)]
@@ -39,17 +47,17 @@ pub enum RowError {
 }
 
 /// Encodes into a buffer that is reused.
-fn encode(row: &impl Serialize, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+fn encode(version: u8, row: &impl Serialize, buffer: &mut Vec<u8>) -> Result<(), RowError> {
     buffer.clear();
-    buffer.push(VERSION);
+    buffer.push(version);
     // `to_extend` takes the buffer and gives it back grown.
     *buffer = postcard::to_extend(row, std::mem::take(buffer))?;
     Ok(())
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RowError> {
+fn decode<'a, T: Deserialize<'a>>(version: u8, bytes: &'a [u8]) -> Result<T, RowError> {
     match bytes.split_first() {
-        Some((&VERSION, row)) => Ok(postcard::from_bytes(row)?),
+        Some((found, row)) if *found == version => Ok(postcard::from_bytes(row)?),
         _ => Err(RowError::Version),
     }
 }
@@ -69,11 +77,11 @@ pub struct Head {
 
 impl Head {
     pub fn encode(&self, buffer: &mut Vec<u8>) -> Result<(), RowError> {
-        encode(self, buffer)
+        encode(FIRST, self, buffer)
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, RowError> {
-        decode(bytes)
+        decode(FIRST, bytes)
     }
 
     pub fn seq(&self) -> Seq {
@@ -184,7 +192,7 @@ pub fn encode_ticket(ticket: &Ticket, buffer: &mut Vec<u8>) -> Result<(), RowErr
         asked,
         stage: encode_stage(&ticket.stage),
     };
-    encode(&row, buffer)
+    encode(FIRST, &row, buffer)
 }
 
 fn encode_stage(stage: &Stage) -> StageRow {
@@ -232,10 +240,7 @@ fn encode_stage(stage: &Stage) -> StageRow {
 
 /// Decodes a ticket that stood under `row`.
 pub fn decode_ticket(row: u64, bytes: &[u8]) -> Result<Ticket, RowError> {
-    let Some((&VERSION, rest)) = bytes.split_first() else {
-        return Err(RowError::Version);
-    };
-    let ticket: TicketRow<'_> = postcard::from_bytes(rest)?;
+    let ticket: TicketRow<'_> = decode(FIRST, bytes)?;
     let asked = match ticket.asked {
         None => None,
         Some(asked) => Some(Asked {
@@ -343,11 +348,11 @@ pub fn encode_start(start: &Start, buffer: &mut Vec<u8>) -> Result<(), RowError>
         salt: start.salt,
         at: start.at.millis(),
     };
-    encode(&row, buffer)
+    encode(FIRST, &row, buffer)
 }
 
 pub fn decode_start(bytes: &[u8]) -> Result<Start, RowError> {
-    let row: StartRow = decode(bytes)?;
+    let row: StartRow = decode(FIRST, bytes)?;
     Ok(Start {
         first_issue: Issue(row.first_issue),
         salt: row.salt,
@@ -386,11 +391,11 @@ pub fn encode_epoch(entry: &EpochEntry, buffer: &mut Vec<u8>) -> Result<(), RowE
             EpochCause::Restored => CauseRow::Restored,
         },
     };
-    encode(&row, buffer)
+    encode(FIRST, &row, buffer)
 }
 
 pub fn decode_epoch(epoch: u64, bytes: &[u8]) -> Result<EpochEntry, RowError> {
-    let row: EpochRow = decode(bytes)?;
+    let row: EpochRow = decode(FIRST, bytes)?;
     Ok(EpochEntry {
         epoch: Epoch(epoch),
         at: Timestamp::from_millis(row.at),
@@ -409,13 +414,15 @@ pub fn decode_epoch(epoch: u64, bytes: &[u8]) -> Result<EpochEntry, RowError> {
 }
 
 #[derive(Serialize, Deserialize)]
-struct EngineRowV1 {
+struct MemberRow {
     role: RoleRow,
     worker_ids: Vec<String>,
     seen_healthy: bool,
     capacity: Option<u64>,
     start_mark: Option<u64>,
     joined: u64,
+    close_refusals: u32,
+    unsupported_at: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -427,7 +434,7 @@ enum RoleRow {
 }
 
 pub fn encode_engine(engine: &EngineRow, buffer: &mut Vec<u8>) -> Result<(), RowError> {
-    let row = EngineRowV1 {
+    let row = MemberRow {
         role: match engine.role {
             Role::Regular => RoleRow::Regular,
             Role::Decode => RoleRow::Decode,
@@ -439,12 +446,14 @@ pub fn encode_engine(engine: &EngineRow, buffer: &mut Vec<u8>) -> Result<(), Row
         capacity: engine.capacity.map(Tokens::get),
         start_mark: engine.start_mark.map(|mark| mark.0),
         joined: engine.joined.0,
+        close_refusals: engine.close_refusals,
+        unsupported_at: engine.unsupported_at.map(Timestamp::millis),
     };
-    encode(&row, buffer)
+    encode(SECOND, &row, buffer)
 }
 
 pub fn decode_engine(id: &str, bytes: &[u8]) -> Result<EngineRow, RowError> {
-    let row: EngineRowV1 = decode(bytes)?;
+    let row: MemberRow = decode(SECOND, bytes)?;
     Ok(EngineRow {
         id: EngineId::new(id),
         role: match row.role {
@@ -462,7 +471,210 @@ pub fn decode_engine(id: &str, bytes: &[u8]) -> Result<EngineRow, RowError> {
         capacity: row.capacity.map(tokens).transpose()?,
         start_mark: row.start_mark.map(StartMark),
         joined: Epoch(row.joined),
+        close_refusals: row.close_refusals,
+        unsupported_at: row.unsupported_at.map(Timestamp::from_millis),
     })
+}
+
+/// A close intent; its number is the key.
+#[derive(Serialize, Deserialize)]
+struct CloseRow<'a> {
+    salt: u64,
+    session: &'a str,
+    mode: ModeRow,
+    reason: Option<WhyRow>,
+    requested_at: u64,
+    stage: CloseStageRow,
+    #[serde(borrow)]
+    targets: Vec<TargetRow<'a>>,
+    counts: Vec<u32>,
+    timed_out: bool,
+    failure_counted: bool,
+    reopened: Option<(u64, &'a str)>,
+    not_aborted: Vec<&'a str>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct TargetRow<'a> {
+    engine: &'a str,
+    state: TargetStateRow,
+    attempts: u32,
+    #[serde(borrow)]
+    last: Option<CallRow<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum CallRow<'a> {
+    Status { code: u16, text: Option<&'a str> },
+    Failed(FailureRow),
+}
+
+#[derive(Serialize, Deserialize)]
+enum CloseStageRow {
+    Joining { ready_since: Option<u64> },
+    Delivering { since: u64, early: bool },
+    Done { at: u64 },
+}
+
+/// The same words on both sides. A row keeps a word by its place in the list, so that new words come
+/// at the end.
+macro_rules! mirror {
+    ($row:ident is $core:ident { $($word:ident),* $(,)? }) => {
+        #[derive(Clone, Copy, Serialize, Deserialize)]
+        enum $row {
+            $($word,)*
+        }
+
+        impl From<$core> for $row {
+            fn from(core: $core) -> Self {
+                match core {
+                    $($core::$word => Self::$word,)*
+                }
+            }
+        }
+
+        impl From<$row> for $core {
+            fn from(row: $row) -> Self {
+                match row {
+                    $($row::$word => Self::$word,)*
+                }
+            }
+        }
+    };
+}
+
+mirror!(ModeRow is CloseMode { Join, Abort });
+mirror!(WhyRow is CloseReason { Terminal, Dropped, Idle });
+mirror!(FailureRow is CallFailure { Timeout, Refused, TooLarge, NotAllowed });
+mirror!(TargetStateRow is TargetState {
+    Pending,
+    Delivered,
+    Refused,
+    Unsupported,
+    Restarted,
+    Superseded,
+    Failed,
+    Gone,
+});
+
+pub fn encode_close(close: &CloseIntent, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    let row = CloseRow {
+        salt: close.id.salt,
+        session: close.session.as_str(),
+        mode: close.mode.into(),
+        reason: close.reason.map(WhyRow::from),
+        requested_at: close.requested_at.millis(),
+        stage: match close.stage {
+            CloseStage::Joining { ready_since } => CloseStageRow::Joining {
+                ready_since: ready_since.map(Timestamp::millis),
+            },
+            CloseStage::Delivering { since, early } => CloseStageRow::Delivering {
+                since: since.millis(),
+                early,
+            },
+            CloseStage::Done { at } => CloseStageRow::Done { at: at.millis() },
+        },
+        targets: close
+            .targets
+            .iter()
+            .map(|(engine, target)| TargetRow {
+                engine: engine.as_str(),
+                state: target.state.into(),
+                attempts: target.attempts,
+                last: target.last.as_ref().map(encode_call),
+            })
+            .collect(),
+        counts: close.counts.to_vec(),
+        timed_out: close.timed_out,
+        failure_counted: close.failure_counted,
+        reopened: close
+            .reopened
+            .as_ref()
+            .map(|reopened| (reopened.at.millis(), reopened.ticket.as_str())),
+        not_aborted: close.not_aborted.iter().map(Label::as_str).collect(),
+    };
+    encode(FIRST, &row, buffer)
+}
+
+fn encode_call(result: &CallResult) -> CallRow<'_> {
+    match result {
+        CallResult::Status { code, text } => CallRow::Status {
+            code: *code,
+            text: text.as_deref(),
+        },
+        CallResult::Failed(failure) => CallRow::Failed((*failure).into()),
+    }
+}
+
+/// Decodes a close intent that stood under `number`.
+pub fn decode_close(number: u64, bytes: &[u8]) -> Result<CloseIntent, RowError> {
+    let row: CloseRow<'_> = decode(FIRST, bytes)?;
+    let reopened = match row.reopened {
+        Some((at, ticket)) => Some(Reopened {
+            at: Timestamp::from_millis(at),
+            ticket: TicketId::new(ticket)?,
+        }),
+        None => None,
+    };
+    let labels = row.not_aborted.into_iter().map(Label::new);
+    Ok(CloseIntent {
+        id: CloseId {
+            number: CloseNo(number),
+            salt: row.salt,
+        },
+        session: SessionId::new(row.session)?,
+        mode: row.mode.into(),
+        reason: row.reason.map(CloseReason::from),
+        requested_at: Timestamp::from_millis(row.requested_at),
+        stage: match row.stage {
+            CloseStageRow::Joining { ready_since } => CloseStage::Joining {
+                ready_since: ready_since.map(Timestamp::from_millis),
+            },
+            CloseStageRow::Delivering { since, early } => CloseStage::Delivering {
+                since: Timestamp::from_millis(since),
+                early,
+            },
+            CloseStageRow::Done { at } => CloseStage::Done {
+                at: Timestamp::from_millis(at),
+            },
+        },
+        targets: row
+            .targets
+            .into_iter()
+            .map(decode_target)
+            .collect::<BTreeMap<_, _>>(),
+        counts: counters(&row.counts),
+        timed_out: row.timed_out,
+        failure_counted: row.failure_counted,
+        reopened,
+        not_aborted: labels.collect::<Result<BTreeSet<_>, _>>()?,
+    })
+}
+
+fn decode_target(row: TargetRow<'_>) -> (EngineId, Target) {
+    let target = Target {
+        state: row.state.into(),
+        attempts: row.attempts,
+        last: row.last.map(|last| match last {
+            CallRow::Status { code, text } => CallResult::Status {
+                code,
+                text: text.map(Arc::from),
+            },
+            CallRow::Failed(failure) => CallResult::Failed(failure.into()),
+        }),
+    };
+    (EngineId::new(row.engine), target)
+}
+
+/// Encodes the last use of a session; the session's id is the key.
+pub fn encode_session(used: Timestamp, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    encode(FIRST, &used.millis(), buffer)
+}
+
+/// Decodes the last use of the session that it stood under.
+pub fn decode_session(id: &str, bytes: &[u8]) -> Result<(SessionId, Timestamp), RowError> {
+    let used: u64 = decode(FIRST, bytes)?;
+    Ok((SessionId::new(id)?, Timestamp::from_millis(used)))
 }
 
 /// Counters as plain lists, so that a later version can append.
@@ -473,6 +685,10 @@ struct TallyRow {
     granted_after_wait: u64,
     waited_millis: u64,
     local_bypasses: Vec<u64>,
+    closes: u64,
+    close_failures: u64,
+    close_deliveries: Vec<u64>,
+    sessions_reopened: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -499,17 +715,25 @@ pub fn encode_tally(tally: &Tally, buffer: &mut Vec<u8>) -> Result<(), RowError>
         granted_after_wait: tally.granted_after_wait,
         waited_millis: tally.waited_millis,
         local_bypasses: tally.local_bypasses.to_vec(),
+        closes: tally.closes,
+        close_failures: tally.close_failures,
+        close_deliveries: tally.close_deliveries.to_vec(),
+        sessions_reopened: tally.sessions_reopened,
     };
-    encode(&row, buffer)
+    encode(SECOND, &row, buffer)
 }
 
 pub fn decode_tally(bytes: &[u8]) -> Result<Tally, RowError> {
-    let row: TallyRow = decode(bytes)?;
+    let row: TallyRow = decode(SECOND, bytes)?;
     let mut tally = Tally {
         leases_ended: counters(&row.leases_ended),
         granted_after_wait: row.granted_after_wait,
         waited_millis: row.waited_millis,
         local_bypasses: counters(&row.local_bypasses),
+        closes: row.closes,
+        close_failures: row.close_failures,
+        close_deliveries: counters(&row.close_deliveries),
+        sessions_reopened: row.sessions_reopened,
         ..Tally::default()
     };
     for (scope, stored) in tally.scopes.iter_mut().zip(&row.scopes) {
@@ -524,8 +748,8 @@ pub fn decode_tally(bytes: &[u8]) -> Result<Tally, RowError> {
 }
 
 /// Stored counters in their order; those that a later version added begin at 0.
-fn counters<const N: usize>(stored: &[u64]) -> [u64; N] {
-    let mut counters = [0; N];
+fn counters<C: Copy + Default, const N: usize>(stored: &[C]) -> [C; N] {
+    let mut counters = [C::default(); N];
     for (counter, value) in counters.iter_mut().zip(stored) {
         *counter = *value;
     }

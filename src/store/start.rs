@@ -196,12 +196,7 @@ fn see_once(directory: &Path) -> Result<Seen, OpenError> {
     let disk = FsDisk::new(directory);
     let at = Place::new(&disk);
     let look = at.look(STEPS)?;
-    // What newer steps make is made in memory; the file shows through below.
-    for (version, step) in (1_u32..).zip(STEPS).skip(look.schema as usize) {
-        take_step(&look.database, version, *step)
-            .map_err(|error| CommitError::from(error).at(&at.path))?;
-    }
-    let (image, _) = Rows::load(&look.database).map_err(|error| error.at(&at.path))?;
+    let image = at.foresee(&look, STEPS)?;
     Ok(Seen {
         schema: look.schema,
         clean: !look.unclean,
@@ -312,9 +307,23 @@ impl<'a> Place<'a> {
             .map_err(|error| open_error(&self.path, error))
     }
 
+    /// What the store holds once the missing steps have run. They run in memory; the file shows
+    /// through below.
+    fn foresee(&self, look: &Look, steps: &[Step]) -> Result<Image, OpenError> {
+        for (version, step) in (1_u32..).zip(steps).skip(look.schema as usize) {
+            take_step(&look.database, version, *step)
+                .map_err(|error| CommitError::from(error).at(&self.path))?;
+        }
+        let (image, _) = Rows::load(&look.database).map_err(|error| error.at(&self.path))?;
+        Ok(image)
+    }
+
     /// Runs the missing steps, each in the transaction that writes its version, and each after a
     /// copy of the file was kept.
     fn migrate(&self, look: Look, steps: &[Step]) -> Result<Look, OpenError> {
+        // A row that cannot be migrated, or not be read then, is refused before the file is touched
+        // (DUR5).
+        self.foresee(&look, steps)?;
         let Look {
             file,
             database,

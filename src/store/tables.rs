@@ -12,6 +12,10 @@ pub const STARTS: TableDefinition<u64, &[u8]> = TableDefinition::new("starts");
 pub const EPOCHS: TableDefinition<u64, &[u8]> = TableDefinition::new("epochs");
 /// Members as last known, by base URL.
 pub const ENGINES: TableDefinition<&str, &[u8]> = TableDefinition::new("engines");
+/// Close intents by number.
+pub const CLOSES: TableDefinition<u64, &[u8]> = TableDefinition::new("closes");
+/// Last use of sessions by session id, while idle sessions are closed.
+pub const SESSIONS: TableDefinition<&str, &[u8]> = TableDefinition::new("sessions");
 
 /// Key in the table `meta`: term, seq, time and next issue number, in every commit.
 pub const HEAD: &str = "head";

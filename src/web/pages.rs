@@ -1,4 +1,6 @@
-//! The overview: budget, epoch, engines and the head of the queue.
+//! The overview: budget, epoch, engines, the head of the queue and the latest closes.
+
+use std::collections::BTreeMap;
 
 use askama::Template;
 use axum::extract::State;
@@ -6,17 +8,22 @@ use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use kvgate_core::capacity::EngineView;
+use kvgate_core::close::{CloseIntent, CloseStage, TargetState};
 use kvgate_core::command::Slice;
 use kvgate_core::decision::{BypassReason, DegradedReason, WaitReason};
 use kvgate_core::effect::WaiterView;
-use kvgate_core::ids::RowNo;
-use kvgate_core::units::{Ppm, Span, Timestamp};
+use kvgate_core::ids::{CloseNo, RowNo};
+use kvgate_core::reading::Reading;
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 use kvgate_core::view::View;
 
 use super::WebState;
 use super::format::{duration, grouped, percent, percent_of, tenths_of};
 use crate::gate::{Phase, StoreTrouble};
 use crate::words;
+
+/// Closes that the overview shows, newest first.
+const CLOSE_ROWS: usize = 8;
 
 /// Waiters that the overview shows.
 const QUEUE_ROWS: usize = 12;
@@ -42,6 +49,7 @@ struct Overview {
     budget: Budget,
     queue: Vec<QueueRow>,
     queue_more: Option<String>,
+    closes: Option<Closes>,
     engines: Vec<EngineRow>,
     counted: usize,
     threshold: String,
@@ -75,6 +83,22 @@ struct QueueRow {
     head: bool,
 }
 
+/// Shown while session closes are on.
+struct Closes {
+    all: String,
+    pending: String,
+    failed: String,
+    rows: Vec<CloseRow>,
+}
+
+struct CloseRow {
+    session: String,
+    state: &'static str,
+    engines: String,
+    age: String,
+    failed: bool,
+}
+
 struct EngineRow {
     url: String,
     state: String,
@@ -84,6 +108,8 @@ struct EngineRow {
     bar: u64,
     run_queue: String,
     capacity: String,
+    evictable: String,
+    free: String,
     age: String,
 }
 
@@ -96,8 +122,14 @@ pub(super) async fn overview(State(state): State<WebState>) -> Response {
     // While the store is away the page still shows the last good state.
     let queue = state.gate.list_queue(slice).await;
     let queue = queue.map(|page| page.items).unwrap_or_default();
+    let slice = Slice {
+        from: CloseNo(u64::MAX),
+        rows: CLOSE_ROWS,
+    };
+    let closes = state.gate.list_closes(slice).await;
+    let closes = closes.map(|page| page.items).unwrap_or_default();
     let view = state.gate.view();
-    let page = Overview::new(&state, &view, &queue);
+    let page = Overview::new(&state, &view, &queue, &closes);
     match page.render() {
         Ok(html) => (
             [
@@ -116,7 +148,7 @@ pub(super) async fn overview(State(state): State<WebState>) -> Response {
 }
 
 impl Overview {
-    fn new(state: &WebState, view: &View, queue: &[WaiterView]) -> Self {
+    fn new(state: &WebState, view: &View, queue: &[WaiterView], closes: &[CloseIntent]) -> Self {
         let phase = state.gate.phase();
         let now = state.gate.line().map_or(view.now, |line| line.now());
         let stats = state.gate.stats();
@@ -152,6 +184,15 @@ impl Overview {
             budget: Budget::new(view),
             queue: queue.iter().map(QueueRow::new).collect(),
             queue_more: (more > 0).then(|| grouped(more)),
+            closes: view.policy.session_lifecycle.then(|| Closes {
+                all: grouped(view.tally.closes),
+                pending: grouped(view.closes_pending),
+                failed: grouped(view.tally.close_failures),
+                rows: closes
+                    .iter()
+                    .map(|close| CloseRow::new(close, now))
+                    .collect(),
+            }),
             engines: view
                 .engines
                 .iter()
@@ -208,11 +249,51 @@ impl QueueRow {
     }
 }
 
+impl CloseRow {
+    fn new(close: &CloseIntent, now: Timestamp) -> Self {
+        let mut counts: BTreeMap<TargetState, u32> = BTreeMap::new();
+        if close.is_done() {
+            counts.extend(TargetState::ENDS.map(|state| (state, close.count(state))));
+        } else {
+            for target in close.targets.values() {
+                *counts.entry(target.state).or_default() += 1;
+            }
+        }
+        let parts: Vec<String> = counts
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(state, count)| format!("{} {}", grouped(count.into()), words::target(state)))
+            .collect();
+        Self {
+            session: close.session.as_str().to_owned(),
+            state: match close.stage {
+                CloseStage::Joining { ready_since: None } => "joining its leases",
+                CloseStage::Joining {
+                    ready_since: Some(_),
+                } => "waiting for an engine",
+                CloseStage::Delivering { .. } => "delivering",
+                CloseStage::Done { .. } if close.has_failed() => "done, with failures",
+                CloseStage::Done { .. } => "done",
+            },
+            engines: parts.join(" · "),
+            age: duration(now.since(close.requested_at)),
+            failed: close.has_failed(),
+        }
+    }
+}
+
 impl EngineRow {
     fn new(engine: &EngineView, now: Timestamp) -> Self {
         let reading = engine.reading.as_ref();
         let usage = reading.and_then(|(_, reading)| reading.usage);
         let number = |count: Option<u64>| count.map_or_else(|| "–".to_owned(), grouped);
+        let tokens = |part: fn(&Reading) -> Option<Tokens>| {
+            number(
+                reading
+                    .and_then(|(_, reading)| part(reading))
+                    .map(Tokens::get),
+            )
+        };
         Self {
             url: engine.id.as_str().to_owned(),
             state: match engine.failure {
@@ -231,6 +312,8 @@ impl EngineRow {
                 number(reading.and_then(|(_, reading)| reading.queued))
             ),
             capacity: number(reading.map(|(_, reading)| reading.capacity.get())),
+            evictable: tokens(|reading| reading.evictable),
+            free: tokens(|reading| reading.available),
             age: since(reading.map(|(at, _)| *at), now),
         }
     }

@@ -398,7 +398,9 @@ async fn what_is_not_served_is_a_problem() {
         "/v1/leases/",
         "/v1/tickets/",
         "/v1/tickets/a/b",
-        "/v1/sessions/s",
+        "/v1/sessions/",
+        "/v1/sessions/a/b",
+        "/v1/closes/",
         "/v1/settings",
         "/v1/steps/current",
         "/nothing",
@@ -411,7 +413,7 @@ async fn what_is_not_served_is_a_problem() {
     app.post("/v1/leases/1-0000000000000000/revoke", &json!({}))
         .await
         .is_problem(404, "not_found");
-    app.post("/v1/sessions/s/close", &json!({}))
+    app.post("/v1/sessions/a/b/close", &json!({}))
         .await
         .is_problem(404, "not_found");
     let wrong = app.delete("/v1/state").await;

@@ -501,7 +501,7 @@ async fn a_batch_answers_each_operation() {
         {"op": "release", "lease_id": "nonsense"},
         {"op": "acquire", "ticket_id": "b", "session_id": "s", "reservation_tokens": 1, "weight_s": 1},
         {"op": "acquire", "ticket_id": "b", "session_id": "s"},
-        {"op": "close", "session_id": "s"},
+        {"op": "close"},
         {"op": "explode"},
         17
     ]});
@@ -536,7 +536,7 @@ async fn a_batch_answers_each_operation() {
         results[8]["body"]["errors"][0]["pointer"],
         "/reservation_tokens"
     );
-    assert_eq!(results[9]["body"]["code"], "invalid_request");
+    assert_eq!(results[9]["body"]["errors"][0]["pointer"], "/session_id");
     assert_eq!(
         results[7]["body"]["instance"].as_str(),
         answer.header("x-request-id")
@@ -878,7 +878,7 @@ async fn a_drain_ends_waiting_calls_and_the_server() {
         .expect("the server did not stop")
         .unwrap();
     drop(idle);
-    app.gate.close().await;
+    app.gate.stop().await;
 }
 
 /// TIC2: with a max_wait that is over, the call that waits is told to go on.
@@ -940,6 +940,12 @@ async fn the_document_and_the_routes_agree() {
         "DELETE /v1/tickets/{ticket_id}",
         "POST /v1/wait",
         "POST /v1/batch",
+        "POST /v1/sessions/{session_id}/close",
+        "GET /v1/sessions/{session_id}",
+        "GET /v1/sessions",
+        "GET /v1/closes/{close_id}",
+        "POST /v1/closes/{close_id}/retry",
+        "GET /v1/closes",
         "GET /v1/state",
         "GET /v1/engines",
         "GET /v1/epochs",
@@ -959,6 +965,8 @@ async fn the_document_and_the_routes_agree() {
         let concrete = path
             .replace("{lease_id}", "1-0000000000000000")
             .replace("{ticket_id}", "t")
+            .replace("{session_id}", "s")
+            .replace("{close_id}", "1-0000000000000000")
             .replace("{code}", "draining");
         let wrong = app
             .send(app.client.patch(app.url(&concrete)).body(""))
@@ -978,8 +986,23 @@ async fn the_document_and_the_routes_agree() {
             .collect();
         assert_eq!(allowed, expected);
     }
+    let mut operations = BTreeSet::new();
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
+            let id = operation["operationId"].as_str().unwrap();
+            assert!(operations.insert(id), "{id} names two operations");
+            let parameters = operation["parameters"].as_array();
+            let named: Vec<String> = parameters
+                .into_iter()
+                .flatten()
+                .filter(|parameter| parameter["in"] == "path" && parameter["required"] == true)
+                .map(|parameter| format!("{{{}}}", parameter["name"].as_str().unwrap()))
+                .collect();
+            let in_path: Vec<&str> = path
+                .split('/')
+                .filter(|part| part.starts_with('{'))
+                .collect();
+            assert_eq!(named, in_path, "{method} {path}");
             let responses = operation["responses"].as_object().unwrap();
             assert!(responses.contains_key("default"), "{method} {path}");
             for (status, response) in responses {
@@ -998,6 +1021,19 @@ async fn the_document_and_the_routes_agree() {
             }
         }
     }
+    let close = &document["paths"]["/v1/sessions/{session_id}/close"]["post"];
+    assert_eq!(
+        (
+            &close["parameters"][1]["name"],
+            &close["parameters"][1]["schema"]["maximum"]
+        ),
+        (&json!("wait_s"), &json!(60))
+    );
+    let of = |status: &str| {
+        let body = &close["responses"][status]["content"]["application/json"];
+        body["schema"]["$ref"].as_str().unwrap().to_owned()
+    };
+    assert!(of("200").ends_with("/CloseDisabled") && of("202").ends_with("/Close"));
     let text = answer.text.as_str();
     for (_, reference) in text
         .match_indices("#/components/schemas/")

@@ -18,11 +18,12 @@ use axum::extract::State;
 use axum::http::{Request, Response};
 use futures_util::stream;
 use kvgate::fleet::address::BaseUrl;
+use kvgate::fleet::close_support::CloseSupport;
 use kvgate::fleet::dialect::Prefix;
 use kvgate::fleet::fetch;
 use kvgate::fleet::networks::Networks;
 use kvgate::fleet::poller::{Poller, PollerConfig, RoundDetails};
-use kvgate::fleet::rows::RouterKind;
+use kvgate::fleet::rows::{BadEntryReason, RouterKind};
 use kvgate::fleet::scrape::{ABSENT_FOR, METRICS_EVERY, Memory, Outcome, Scraper};
 use kvgate::fleet::secret::Secret;
 use kvgate_core::ids::EngineId;
@@ -179,6 +180,7 @@ fn scraper(timeout: Duration) -> Scraper {
         networks,
         key: None,
         timeout,
+        looks_for_routers: false,
     }
 }
 
@@ -706,6 +708,100 @@ async fn clo10_router_kind() {
     let (no_router, details) = round(&mut self::poller(config)).await;
     assert_eq!((no_router.router, details.router_kind), (None, None));
     assert!(no_router.readings.is_empty());
+}
+
+/// CLO10: an engine with a list of workers is a router. It is asked once, and again after an absence;
+/// without session closes nobody asks.
+#[tokio::test]
+async fn clo10_an_engine_that_is_a_router() {
+    let server = ok(r#"{"version":"0.5.23","enable_session_radix_cache":true}"#);
+    let engine = Fake::start(&[
+        ("/v1/loads", ok(LOADS)),
+        ("/metrics", ok(GAUGES)),
+        ("/server_info", server),
+    ])
+    .await;
+    let asked = |engine: &Fake| {
+        let asked = engine.asked();
+        asked.iter().filter(|path| *path == "/workers").count()
+    };
+    let mut scraper = scraper(PATIENT);
+    let (mut memory, start) = (Memory::default(), Instant::now());
+    let support = scraper.read(&engine.engine(), &mut memory, start).await;
+    assert_eq!(support.details.close_support, Some(CloseSupport::Lowers));
+    assert_eq!(asked(&engine), 0);
+
+    scraper.looks_for_routers = true;
+    let mut memory = Memory::default();
+    for times in [1, 0] {
+        let outcome = scraper.read(&engine.engine(), &mut memory, start).await;
+        assert_eq!(outcome.details.close_support, Some(CloseSupport::Lowers));
+        assert_eq!(asked(&engine), times);
+    }
+    // An absence, and a router in its place, which passes everything else on to an engine.
+    engine.set("/v1/loads", Reply::Text(503, String::new()));
+    engine.set("/metrics", Reply::Text(503, String::new()));
+    scraper.read(&engine.engine(), &mut memory, start).await;
+    engine.set("/v1/loads", ok(LOADS));
+    engine.set("/metrics", ok(GAUGES));
+    let list = include_str!("../fixtures/router/vllm-router-0.1.17-workers-regular.json");
+    engine.set("/workers", ok(list));
+    let outcome = scraper.read(&engine.engine(), &mut memory, start).await;
+    assert_eq!(outcome.details.close_support, Some(CloseSupport::Router));
+    // One that does not say what it is has no verdict yet.
+    engine.set("/workers", Reply::Cut);
+    let outcome = scraper
+        .read(&engine.engine(), &mut Memory::default(), start)
+        .await;
+    assert_eq!(outcome.details.close_support, None);
+}
+
+/// CLO10: the kinds of engines that have no session close at all.
+#[tokio::test]
+async fn clo10_kinds_without_session_close() {
+    let vllm = include_str!("../fixtures/exposition/vllm-0.33.0-shape-single.txt");
+    let engine = Fake::start(&[("/metrics", ok(vllm))]).await;
+    let outcome = read_once(&engine).await;
+    assert_eq!(outcome.details.close_support, Some(CloseSupport::Vllm));
+    let side = Fake::start(&[("/metrics", ok(GAUGES))]).await;
+    let engine = EngineId::new(&format!("grpc://127.0.0.1:{}", side.address.port() - 1));
+    let outcome = scraper(PATIENT)
+        .read(&engine, &mut Memory::default(), Instant::now())
+        .await;
+    assert_eq!(outcome.details.close_support, Some(CloseSupport::Grpc));
+}
+
+/// CAP1, CLO4: a router that lists itself is no engine.
+#[tokio::test]
+async fn clo4_a_router_that_lists_itself() {
+    let engine = Fake::start(&[("/v1/loads", ok(LOADS))]).await;
+    let router = Fake::start(&[]).await;
+    let list = format!(r#"["{}@0","{}"]"#, router.url(), engine.url());
+    router.set("/workers", ok(&list));
+    let mut poller = poller(PollerConfig {
+        known: vec![router.engine()],
+        ..behind(&router)
+    });
+    let (round, details) = round(&mut poller).await;
+    assert_eq!(capacities(&round), [(engine.engine(), Some(400_000))]);
+    let Some(RouterAnswer::Workers(workers)) = round.router else {
+        panic!("no workers")
+    };
+    assert_eq!(workers.len(), 1);
+    assert_eq!(details.bad_entries.total, 1);
+    let bad = &details.bad_entries.shown[0];
+    assert_eq!(
+        (bad.raw.as_str(), bad.reason),
+        (router.url().as_str(), BadEntryReason::RouterItself)
+    );
+    assert_eq!(
+        router
+            .asked()
+            .iter()
+            .filter(|path| path.starts_with("/v1"))
+            .count(),
+        0
+    );
 }
 
 /// CAP2: gRPC engines show their gauges one port above their own.

@@ -6,10 +6,13 @@ use std::time::Duration;
 use kvgate::clock::Clock;
 use kvgate::gate::{Gate, GateError, Phase, StoreTrouble, WriterConfig, spawn};
 use kvgate_core::capacity::FleetConfig;
-use kvgate_core::command::{Acquire, Command};
+use kvgate_core::close::{CallId, CallResult, CallWhat, CloseMode, TargetState};
+use kvgate_core::command::{Acquire, CloseRequest, Command};
 use kvgate_core::decision::{BypassReason, CancelReason, EndHow, Scope, WaitReason};
-use kvgate_core::effect::{Answer, CancelOutcome, Outcome, ReleaseOutcome, Reply, TicketView};
-use kvgate_core::ids::{EngineId, LeaseId, SessionId, TicketId};
+use kvgate_core::effect::{
+    Answer, CancelOutcome, CloseReply, Outcome, ReleaseOutcome, Reply, TicketView,
+};
+use kvgate_core::ids::{EngineId, LeaseId, SessionId, Term, TicketId};
 use kvgate_core::policy::Policy;
 use kvgate_core::reading::{Reading, Round};
 use kvgate_core::record::Record;
@@ -391,7 +394,7 @@ async fn a_drain_refuses_waiting_calls_and_keeps_their_places() {
             .unwrap()
             .is_some()
     );
-    gate.close().await;
+    gate.stop().await;
     let image = store.image();
     let waiting = image
         .tickets
@@ -660,4 +663,57 @@ async fn dur4_recovery_ends_with_a_reading() {
     reopened(&gate).await;
     assert_eq!(gate.store_trouble(), StoreTrouble::default());
     lease(&acquire(&gate, "early", 1, LONG).await);
+}
+
+/// DUR1, CLO2: calls to engines come out when their close is durable, and not before; whoever waits for
+/// the close is told when their outcomes are.
+#[tokio::test]
+async fn dur1_calls_come_out_after_their_commit() {
+    let (gate, store) = gate_with(Policy {
+        session_lifecycle: true,
+        ..Policy::default()
+    })
+    .await;
+    let mut calls = gate.take_calls().unwrap();
+    assert!(gate.take_calls().is_none(), "one makes the calls");
+    store.set(Mood::Holding);
+    let request = CloseRequest {
+        session: SessionId::new("s").unwrap(),
+        mode: CloseMode::Join,
+        reason: None,
+    };
+    let closing = tokio::spawn({
+        let gate = gate.clone();
+        async move { gate.close_session(request).await }
+    });
+    let held = store.clone();
+    tokio::task::spawn_blocking(move || held.wait_until_held())
+        .await
+        .unwrap();
+    assert!(calls.try_recv().is_err());
+    store.set(Mood::Good);
+    let CloseReply::Taken(close) = closing.await.unwrap().unwrap().value else {
+        panic!("not taken")
+    };
+    let call = calls.recv().await.unwrap();
+    assert_eq!(call.engine, engine());
+    assert_eq!(call.what, CallWhat::Close(close.session.clone()));
+
+    let done = gate.close_done(close.id, Duration::from_secs(60));
+    let answered = CallResult::Status {
+        code: 200,
+        text: None,
+    };
+    let (done, ()) = tokio::join!(done, async {
+        // One that this writer never made changes nothing.
+        let foreign = CallId {
+            term: Term(call.id.term.0 + 7),
+            ..call.id
+        };
+        gate.called(vec![(foreign, answered.clone())]);
+        let unmoved = gate.read_close(close.id).await.unwrap().unwrap();
+        assert_eq!(unmoved.targets, close.targets);
+        gate.called(vec![(call.id, answered.clone())]);
+    });
+    assert_eq!(done.unwrap().count(TargetState::Delivered), 1);
 }

@@ -9,19 +9,24 @@
 
 mod api_backup;
 mod api_bad_input;
+mod api_closes;
 mod api_contract;
 mod api_delivery;
 mod api_failing;
 mod api_security;
 mod bounds;
 mod cases;
+mod closer;
 mod durable;
 mod fleet_http;
 mod gate;
+mod page;
 mod process;
 mod readings;
+mod real_engine;
 mod real_routers;
 mod replay;
+mod session_kv;
 mod store;
 mod support;
 mod tidy;

@@ -6,10 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::sync::Once;
 use std::time::Duration;
 
@@ -30,8 +29,9 @@ use kvgate_core::store::Image;
 use kvgate_core::units::{Span, Timestamp};
 use kvgate_core::view::View;
 use serde_json::Value;
-use tempfile::TempDir;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
+use tokio::time::Instant;
+
+use crate::support::child::{Process, free_ports, looks, must};
 
 /// For a router to come to what is waited for: it starts within a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -39,14 +39,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const INSTALL_PATIENCE: Duration = Duration::from_secs(480);
 /// For one answer in a round: longer than usual, so that a busy machine spoils no reading.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
-/// Between two looks at what is waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Between two rounds, on the time line of the gate.
 const ROUND_EVERY: Span = Span::from_secs(1);
 /// Starts of one router whose ports were taken by others meanwhile.
 const CLASHES_MAX: u32 = 5;
-/// Bytes of a log that a failure shows.
-const TAIL_BYTES: u64 = 6_000;
 
 // ---------------------------------------------------------------------------------------------
 // The cases
@@ -554,78 +550,9 @@ fn launch(
     (Process::start(command), format!("http://127.0.0.1:{port}"))
 }
 
-/// Ports that were free a moment ago; never the same.
-fn free_ports() -> [u16; 2] {
-    [(); 2]
-        .map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap())
-        .map(|listener| listener.local_addr().unwrap().port())
-}
-
 // ---------------------------------------------------------------------------------------------
 // Processes and packages
 // ---------------------------------------------------------------------------------------------
-
-/// A child with its output in a file; it ends with this.
-struct Process {
-    child: Child,
-    folder: TempDir,
-}
-
-impl Process {
-    fn start(mut command: Command) -> Self {
-        let folder = TempDir::new().unwrap();
-        let log = File::create(folder.path().join("log")).unwrap();
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
-        Self { child, folder }
-    }
-
-    fn ended(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().unwrap()
-    }
-
-    /// The end of its output.
-    fn tail(&self) -> String {
-        let mut log = File::open(self.folder.path().join("log")).unwrap();
-        let length = log.metadata().unwrap().len();
-        let from = length.saturating_sub(TAIL_BYTES);
-        log.seek(SeekFrom::Start(from)).unwrap();
-        let mut tail = Vec::new();
-        log.take(TAIL_BYTES).read_to_end(&mut tail).unwrap();
-        String::from_utf8_lossy(&tail).into_owned()
-    }
-
-    /// Waits for the end; whether it went well.
-    async fn success(&mut self, patience: Duration) -> bool {
-        let began = Instant::now();
-        let mut looks = looks();
-        while began.elapsed() < patience {
-            looks.tick().await;
-            if let Some(status) = self.ended() {
-                return status.success();
-            }
-        }
-        false
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // fails when it has ended already
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn looks() -> Interval {
-    let mut looks = interval(LOOK_EVERY);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    looks
-}
 
 /// The Python that has the package; `None`, and a loud word, when real routers are not wanted.
 async fn installed(program: &Program) -> Option<PathBuf> {
@@ -655,7 +582,7 @@ async fn installed(program: &Program) -> Option<PathBuf> {
     }
     let mut venv = Command::new("python3");
     venv.args(["-m", "venv"]).arg(&folder);
-    must(venv).await;
+    must(venv, INSTALL_PATIENCE).await;
     let mut pip = Command::new(&python);
     pip.args([
         "-m",
@@ -665,7 +592,7 @@ async fn installed(program: &Program) -> Option<PathBuf> {
         "--no-input",
     ])
     .arg(format!("{}=={}", program.package, program.version));
-    must(pip).await;
+    must(pip, INSTALL_PATIENCE).await;
     File::create(complete).unwrap();
     Some(python)
 }
@@ -678,19 +605,6 @@ async fn answers(python: &Path, program: &Program) -> bool {
         format!("import importlib.metadata as m; assert m.version('{package}') == '{version}'");
     ask.args(["-I", "-c", &code]);
     python.exists() && Process::start(ask).success(PATIENCE).await
-}
-
-async fn must(command: Command) {
-    let what = format!("{command:?}");
-    let mut process = Process::start(command);
-    let went_well = process.success(INSTALL_PATIENCE).await;
-    let ended = process.ended();
-    assert!(
-        went_well,
-        "{what}: {}\n{}",
-        ended.map_or("not ended in time".to_owned(), |status| status.to_string()),
-        process.tail()
-    );
 }
 
 /// One at a time, also among processes; the system releases it should we be killed.

@@ -77,6 +77,9 @@ fn settings() -> Settings {
         grace: 1_000,
         max_waiting: 60,
         stale_after: 6_000,
+        closes: false,
+        join_timeout: None,
+        idle_close: None,
     }
 }
 
@@ -183,7 +186,7 @@ async fn a_recorded_run_is_what_the_reference_says() {
             done.unwrap();
         }
         gate.begin_drain();
-        gate.close().await;
+        gate.stop().await;
     }
     let recorded = std::mem::take(&mut *tape.0.lock().unwrap());
     replay(&recorded);
@@ -469,11 +472,12 @@ fn compare(commands: &[Command], effects: &[Effect], turned: &model::Turned) {
     for effect in effects {
         let (tag, one) = match effect {
             Effect::Reply { tag, seq, reply } => (tag, (words::said(reply), seq.is_some())),
-            Effect::Parked { tag, seq } => (tag, (Said::Parked, seq.is_some())),
+            Effect::Parked { tag, seq, .. } => (tag, (Said::Parked, seq.is_some())),
             Effect::Decided { answer, .. } => {
                 decided.push(words::answer(answer));
                 continue;
             }
+            Effect::Call(_) | Effect::CloseDone(_) => panic!("no session was closed: {effect:?}"),
         };
         told[tag.0] = Some(one);
     }

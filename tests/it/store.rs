@@ -8,8 +8,10 @@ use kvgate::store::{
     CopyPieces, FILE_NAME, OpenError, RedbStore, look, open, read_copy, write_new,
 };
 use kvgate_core::capacity::FleetConfig;
-use kvgate_core::command::{Acquire, Command};
+use kvgate_core::close::{CallFailure, CallResult, CloseMode, CloseReason, CloseStage, EngineCall};
+use kvgate_core::command::{Acquire, CloseRequest, Command};
 use kvgate_core::decision::Scope;
+use kvgate_core::effect::{CloseReply, Effect, Reply};
 use kvgate_core::ids::{EngineId, Label, SessionId, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
@@ -46,6 +48,8 @@ pub fn params(now: Timestamp) -> StartParams {
         seed: 7,
         policy: Policy {
             program_admission: true,
+            session_lifecycle: true,
+            session_idle_close: Some(Span::from_secs(20)),
             ..Policy::default()
         },
         fleet: FleetConfig {
@@ -84,35 +88,86 @@ pub fn round(now: Timestamp, names: &[&str], mark: u64) -> Command {
 }
 
 pub fn acquire(ticket: &str, sent: Sent, protected: bool) -> Command {
+    acquire_in("sitzung/ß %2F", ticket, sent, protected, None)
+}
+
+pub fn acquire_in(
+    session: &str,
+    ticket: &str,
+    sent: Sent,
+    protected: bool,
+    request_id: Option<&str>,
+) -> Command {
     Command::Acquire(Acquire {
         ticket: TicketId::new(ticket).unwrap(),
-        session: SessionId::new("sitzung/ß %2F").unwrap(),
+        session: SessionId::new(session).unwrap(),
         sent,
         scope: Scope::Train,
         protected,
         ttl: Span::from_secs(60),
         client: Some(Label::new("rollout-3").unwrap()),
-        request_id: None,
+        request_id: request_id.map(|request_id| Label::new(request_id).unwrap()),
         stays: false,
     })
 }
 
+pub fn close(session: &str, mode: CloseMode) -> Command {
+    Command::Close(CloseRequest {
+        session: SessionId::new(session).unwrap(),
+        mode,
+        reason: (mode == CloseMode::Join).then_some(CloseReason::Terminal),
+    })
+}
+
+/// What the calls of a turn come to: now and then each thing that an engine can answer, most of the
+/// time well, and now and then nothing yet. In every second term one engine has no session close.
+pub fn outcomes(effects: &[Effect]) -> Command {
+    let status = |code, text: Option<&str>| CallResult::Status {
+        code,
+        text: text.map(Into::into),
+    };
+    let outcome = |call: &EngineCall| match call.id.number % 11 {
+        _ if call.id.term.0.is_multiple_of(2) && call.engine.as_str() == "http://b" => {
+            Some(status(404, None))
+        }
+        1 => None,
+        2 => Some(status(503, Some("busy\n"))),
+        3 => Some(status(400, Some("„nein“"))),
+        4 => Some(CallResult::Failed(CallFailure::NotAllowed)),
+        5 => Some(CallResult::Failed(CallFailure::TooLarge)),
+        6 => Some(CallResult::Failed(CallFailure::Refused)),
+        7 => Some(CallResult::Failed(CallFailure::Timeout)),
+        _ => Some(status(200, None)),
+    };
+    let calls = effects.iter().filter_map(|effect| match effect {
+        Effect::Call(call) => Some((call.id, outcome(call)?)),
+        _ => None,
+    });
+    Command::Called(calls.collect())
+}
+
 /// DUR1, DUR2: whatever a turn promised is on disk as the reference store has it: waiters, leases,
-/// ended tickets, markers, epochs, engines, starts and counters, over several starts.
+/// ended tickets, markers, epochs, engines, starts, closes, last uses of sessions and counters, over
+/// several starts, some of which begin an hour later.
 #[test]
 fn keeps_what_the_reference_store_keeps() {
     let directory = tempfile::tempdir().unwrap();
     let mut memory = MemoryStore::default();
     let mut now = Timestamp::from_millis(1_000_000);
-    for start in 0..3_u64 {
+    let mut seen = Seen::default();
+    for start in 0..4_u64 {
         let opened = open(directory.path()).unwrap();
         assert_eq!(opened.image, memory.image());
+        let mut params = params(now);
+        // Last uses are forgotten when idle sessions are closed no more.
+        params.policy.session_idle_close.take_if(|_| start == 2);
         let mut both = Both {
             redb: opened.store,
             memory,
         };
-        let Ok(committed) = Machine::restore(opened.image, params(now)).commit(&mut both);
+        let Ok(committed) = Machine::restore(opened.image, params).commit(&mut both);
         let mut machine = committed.machine;
+        let mut effects = committed.effects;
         for turn in 0..40_u64 {
             now = now.after(Span::from_millis(700));
             let mut turning = machine.turn(now);
@@ -142,18 +197,37 @@ fn keeps_what_the_reference_store_keeps() {
                 TicketId::new(&format!("bare-{turn}")).unwrap(),
             ));
             turning.handle(Command::LocalBypasses(vec![(LocalBypass::Breaker, 3)]));
+            turning.handle(outcomes(&effects));
+            let program = format!("program {}", turn / 3 % 4);
+            if turn % 3 == 2 {
+                let modes = [CloseMode::Abort, CloseMode::Join, CloseMode::Join];
+                turning.handle(close(&program, modes[(turn / 3 % 3) as usize]));
+            } else {
+                let request = format!("{name}/request");
+                let sent = Sent::Sum(tokens(1));
+                let ticket = format!("{name}-program");
+                turning.handle(acquire_in(&program, &ticket, sent, false, Some(&request)));
+            }
             let Ok(committed) = turning.finish().commit(&mut both);
             machine = committed.machine;
+            effects = committed.effects;
+            let image = both.memory.image();
+            seen.look(&image);
+            // Whatever a gate keeps can be copied and read again.
+            let copy: Vec<u8> = CopyPieces::new(image.clone()).flatten().collect();
+            assert_eq!(read_copy(&copy[..]).unwrap(), image);
         }
         let Ok(_) = machine.turn(now).finish_last().commit(&mut both);
         both.redb.close().unwrap();
         memory = both.memory;
-        now = now.after(Span::from_secs(5));
+        let gap = if start == 1 { 4_000 } else { 5 };
+        now = now.after(Span::from_secs(gap));
     }
     let image = open(directory.path()).unwrap().image;
     assert_eq!(image, memory.image());
-    assert_eq!(image.term, 3);
-    assert!(image.tickets.len() > 100 && image.epochs.len() >= 4 && image.starts.len() == 3);
+    assert_eq!(image.term, 4);
+    assert!(image.tickets.len() > 100 && image.epochs.len() >= 4 && image.starts.len() == 4);
+    assert!(seen.is_everything(), "{seen:?}");
 
     // A logical copy, and a store written in one go from it, hold the same.
     let copy: Vec<u8> = CopyPieces::new(image.clone()).flatten().collect();
@@ -163,6 +237,100 @@ fn keeps_what_the_reference_store_keeps() {
     write_new(&kvgate::store::FsDisk::new(second.path()), &read).unwrap();
     look(second.path()).unwrap().verify().unwrap();
     assert_eq!(open(second.path()).unwrap().image, image);
+}
+
+/// ID2: the id of a close does not come again in a store that was made from a copy, though its number
+/// does; nothing of the life after the copy is found by the old id.
+#[test]
+fn id2_a_restored_store_takes_no_close_id_again() {
+    let now = Timestamp::from_millis(1_000_000);
+    // A close of a session in one life, and the store after it.
+    let life = |image: Image, salt: u64, session: &str| {
+        let mut store = MemoryStore::default();
+        let mut params = params(now);
+        params.salt = salt;
+        let Ok(committed) = Machine::restore(image, params).commit(&mut store);
+        let mut turn = committed.machine.turn(now);
+        turn.handle(close(session, CloseMode::Join));
+        let Ok(committed) = turn.finish().commit(&mut store);
+        let taken = committed
+            .effects
+            .into_iter()
+            .find_map(|effect| match effect {
+                Effect::Reply {
+                    reply: Reply::Close(CloseReply::Taken(close)),
+                    ..
+                } => Some(close.id),
+                _ => None,
+            });
+        (taken.unwrap(), committed.machine)
+    };
+    let (first, machine) = life(Image::default(), 1, "before the copy");
+    let copy: Vec<u8> = CopyPieces::new(machine.image()).flatten().collect();
+    let (lost, _) = life(machine.image(), 2, "after the copy");
+    let directory = tempfile::tempdir().unwrap();
+    let look = kvgate::store::restore(directory.path(), &copy[..], now).unwrap();
+    let (new, machine) = life(look.into_image(), 3, "after the restore");
+    assert_eq!(new.number, lost.number);
+    assert_ne!(new, lost);
+    let read = |id| {
+        let machine = life(machine.image(), 4, "another").1;
+        let mut turn = machine.turn(now);
+        turn.handle(Command::ReadClose(id));
+        let Ok(committed) = turn.finish().commit(&mut MemoryStore::default());
+        committed.effects.iter().any(|effect| {
+            matches!(
+                effect,
+                Effect::Reply {
+                    reply: Reply::ReadClose(Some(_)),
+                    ..
+                }
+            )
+        })
+    };
+    assert!(read(first) && read(new) && !read(lost));
+}
+
+/// What the images of a test had in them.
+#[derive(Default, Debug)]
+struct Seen {
+    joining: bool,
+    delivering: bool,
+    done: bool,
+    failed: bool,
+    reopened: bool,
+    closes_most: usize,
+    closes_fewer: bool,
+    uses_most: usize,
+    uses_none_again: bool,
+    unsupported: bool,
+}
+
+impl Seen {
+    fn look(&mut self, image: &Image) {
+        for close in &image.closes {
+            match close.stage {
+                CloseStage::Joining { .. } => self.joining = true,
+                CloseStage::Delivering { .. } => self.delivering = true,
+                CloseStage::Done { .. } => self.done = true,
+            }
+            self.failed |= close.has_failed();
+            self.reopened |= close.reopened.is_some();
+        }
+        self.closes_fewer |= image.closes.len() < self.closes_most;
+        self.closes_most = self.closes_most.max(image.closes.len());
+        self.uses_none_again |= self.uses_most > 0 && image.sessions.is_empty();
+        self.uses_most = self.uses_most.max(image.sessions.len());
+        let mut engines = image.engines.iter();
+        self.unsupported |= engines.any(|engine| engine.unsupported_at.is_some());
+    }
+
+    fn is_everything(&self) -> bool {
+        let stages = self.joining && self.delivering && self.done;
+        let ends = self.failed && self.reopened && self.unsupported;
+        let forgotten = self.closes_fewer && self.uses_none_again;
+        stages && ends && forgotten && self.closes_most > 5 && self.uses_most > 3
+    }
 }
 
 fn untouched(path: &Path, content: &[u8]) {
@@ -224,7 +392,7 @@ fn refuses_a_newer_schema() {
             error,
             OpenError::Newer {
                 found: 99,
-                known: 1,
+                known: 2,
                 ..
             }
         ),

@@ -20,6 +20,7 @@ async def test_closes(start_gate: StartGate, caplog: pytest.LogCaptureFixture) -
     if served:
         assert close.state == "done"
         assert close.close_id
+        assert sum(close.counts.values()) == 1
         assert "refused" not in caplog.text
     else:
         assert close.state == "refused"

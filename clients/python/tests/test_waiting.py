@@ -203,7 +203,7 @@ async def test_a_ticket_that_was_asked_before_is_withdrawn_even_when_its_next_ca
             task = asyncio.create_task(waits(gate, 1, []))
             await until(lambda: fake_gate.waiting == ["t1"], "it waits")
             calls = gate._home().calls
-            calls._lanes_max = 0
+            calls._senders_max = 0
             fake_gate.forget("t1")
             # The call that waits ends with its beat, and the ticket is to be acquired again.
             await until(lambda: len(calls._queue) == 1, "its next call stands in the queue")

@@ -6,9 +6,6 @@ use crate::request::{
     AcquireRequest, CancelOperation, CloseOperation, ReleaseOperation, RenewOperation,
 };
 
-/// The `op` of a [`BatchOperation::Close`].
-pub const OP_CLOSE: &str = "close";
-
 /// Up to 1,000 operations; none of them waits.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -32,7 +29,7 @@ pub enum BatchOperation {
     Renew(RenewOperation),
     /// As `DELETE /v1/tickets/{ticket_id}`.
     Cancel(CancelOperation),
-    /// Close a session; this version answers it with a problem.
+    /// As `POST /v1/sessions/{session_id}/close`.
     Close(CloseOperation),
 }
 

@@ -11,6 +11,7 @@ mod batch;
 mod lease;
 mod problem;
 mod request;
+mod session;
 mod status;
 mod words;
 
@@ -18,18 +19,20 @@ pub use answer::{
     AcquireAnswer, Admit, Bypass, Cancelled, Ended, TicketAnswer, UnknownTicket, Wait, WaitResult,
     WaitResults,
 };
-pub use batch::{BatchOperation, BatchRequest, BatchResult, BatchResults, OP_CLOSE};
+pub use batch::{BatchOperation, BatchRequest, BatchResult, BatchResults};
 pub use lease::{CancelResult, Lease, Listing, ReleaseResult, Waiter};
 pub use problem::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
 pub use request::{
-    AcquireRequest, CancelOperation, CloseOperation, ReleaseOperation, ReleaseRequest,
-    RenewOperation, RenewRequest, WaitRequest,
+    AcquireRequest, CancelOperation, CloseOperation, CloseRequest, ReleaseOperation,
+    ReleaseRequest, RenewOperation, RenewRequest, WaitRequest,
 };
+pub use session::{Close, CloseAnswer, CloseDisabled, CloseEngine, Session};
 pub use status::{
     BadRouterEntry, Budget, Closes, Engine, Engines, EpochChange, Features, Health, Leases, Notice,
     Pressure, Queue, Router, State, StoreFigures, Version,
 };
 pub use words::{
-    AdmitReason, BypassReason, CancelOutcome, CancelReason, EndReason, EngineKind, EngineRole,
-    EpochCause, ReadingSource, ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
+    AdmitReason, BypassReason, CancelOutcome, CancelReason, CloseEngineState, CloseMode, CloseOff,
+    CloseReason, CloseState, EndReason, EndedAs, EngineKind, EngineRole, EpochCause, ReadingSource,
+    ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
 };

@@ -46,10 +46,14 @@ codes! {
     TicketNotFound = "ticket_not_found",
     /// 404: the session is not known.
     SessionNotFound = "session_not_found",
+    /// 404: no close with this id is known.
+    CloseNotFound = "close_not_found",
     /// 405: the address does not take this method.
     MethodNotAllowed = "method_not_allowed",
     /// 409: the ticket was used before with another session or other numbers.
     TicketConflict = "ticket_conflict",
+    /// 409: the session was used or closed anew since the close that is to be sent again.
+    CloseSuperseded = "close_superseded",
     /// 410: the lease expired, was revoked or is forgotten.
     LeaseExpired = "lease_expired",
     /// 410: the lease was released.

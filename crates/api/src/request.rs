@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use crate::words::Scope;
+use crate::words::{CloseMode, EndedAs, Scope};
 
 /// `POST /v1/leases`: ask for a lease.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -143,19 +143,32 @@ pub struct CancelOperation {
     pub ticket_id: String,
 }
 
-/// `close` in a batch. This version answers it with a problem.
+/// `POST /v1/sessions/{session_id}/close`: how the session ends. All of it is optional.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CloseRequest {
+    /// What happens to requests that still run.
+    #[serde(default)]
+    pub mode: CloseMode,
+    /// Why the session ends; it changes nothing but what is shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<EndedAs>,
+}
+
+/// `close` in a batch.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CloseOperation {
     /// The session.
     pub session_id: String,
-    /// `join` or `abort`.
+    /// As in [`CloseRequest`].
+    #[serde(default)]
+    pub mode: CloseMode,
+    /// As in [`CloseRequest`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mode: Option<String>,
-    /// `terminal` or `dropped`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    pub reason: Option<EndedAs>,
 }
 
 /// Counts by name; a name that stands twice is refused, as every key that stands twice is (TOK2).

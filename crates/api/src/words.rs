@@ -95,6 +95,64 @@ words! {
         /// It was never seen; a later acquire gets `cancelled`.
         Unknown,
     }
+    /// How a close treats work that still runs.
+    #[derive(Default)]
+    CloseMode {
+        /// Wait until every lease of the session has ended.
+        #[default]
+        Join,
+        /// Abort the engine requests of its leases first, then join.
+        Abort,
+    }
+    /// What a caller says of the end of a session.
+    EndedAs {
+        /// The program came to its end.
+        Terminal,
+        /// The program was given up.
+        Dropped,
+    }
+    /// Why a session was closed.
+    CloseReason {
+        /// The program came to its end.
+        Terminal,
+        /// The program was given up.
+        Dropped,
+        /// It was idle for longer than the operator's limit.
+        Idle,
+    }
+    /// How far a close has come.
+    CloseState {
+        /// It waits for the last lease of the session, or for a first engine.
+        Joining,
+        /// It goes out to the engines.
+        Delivering,
+        /// No engine is pending.
+        Done,
+    }
+    /// Where one engine of a close stands. All but the first are final.
+    CloseEngineState {
+        /// Not settled yet.
+        Pending,
+        /// The engine took it; that says nothing of freed tokens.
+        Delivered,
+        /// The engine refused it for good.
+        Refused,
+        /// The engine has no session close.
+        Unsupported,
+        /// The engine started anew: the KV went with its former life.
+        Restarted,
+        /// The session was used anew before.
+        Superseded,
+        /// Attempts or time used up.
+        Failed,
+        /// The same of an engine that left the fleet.
+        Gone,
+    }
+    /// What a close does while the lifecycle feature is off.
+    CloseOff {
+        /// Nothing is kept and nothing is sent.
+        Disabled,
+    }
     /// How serious a notice is.
     Severity {
         /// Good to know.

@@ -7,15 +7,17 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use crate::close::TargetState;
 use crate::decision::DegradedReason;
 use crate::ids::{EngineId, Epoch};
+use crate::lifecycle::{Restarted, Support};
 use crate::policy::{
     CAPACITY_KNOWN_FOR, INCARNATION_SIGNS_WITHIN, PACE_READINGS, PRESSURE_WINDOW, Policy,
-    UNHEALTHY_AFTER,
+    UNHEALTHY_AFTER, UNSUPPORTED_AFTER, UNSUPPORTED_TRIED_EVERY,
 };
 use crate::reading::{
-    ReadFailure, Reading, Role, Round, RouterAnswer, RouterFailure, StartMark, TokenCounters,
-    Worker,
+    EngineKind, ReadFailure, Reading, Role, Round, RouterAnswer, RouterFailure, StartMark,
+    TokenCounters, Worker,
 };
 use crate::record::Record;
 use crate::state::{EngineRow, EpochCause, EpochEntry};
@@ -42,10 +44,17 @@ struct Member {
     /// Usage of the last readings; `None` for one that was idle or had no usage (CAP5).
     window: VecDeque<Option<Ppm>>,
     capacity_at: Option<Timestamp>,
+    /// When its start time was last told, and when its counters were last read.
+    mark_at: Option<Timestamp>,
+    counters_at: Option<Timestamp>,
     counters: Option<TokenCounters>,
     /// It was away since the counters were last compared (CAP8).
     was_absent: bool,
     last_incarnation: Option<(Timestamp, BTreeSet<Sign>)>,
+    /// The last sign that the KV of an incarnation is gone.
+    restarted_by: Option<(Timestamp, Sign)>,
+    /// The begin of the last reading that it did not answer.
+    silent_at: Option<Timestamp>,
 }
 
 /// What shows that an engine is a new incarnation (CAP8).
@@ -112,6 +121,16 @@ pub(crate) struct Fleet {
     measure: Arc<Measure>,
     view: Arc<[EngineView]>,
     valid_until: Option<Timestamp>,
+}
+
+/// What a reading round brought about.
+pub(crate) struct Applied {
+    /// What must be kept.
+    pub(crate) records: Vec<Record>,
+    /// New incarnations by start time or counters; the KV of the old ones is gone (CLO5).
+    pub(crate) restarted: Vec<Restarted>,
+    /// Engines that gave a good reading.
+    pub(crate) answered: Vec<EngineId>,
 }
 
 /// Pacing after pressure (CAP6).
@@ -198,7 +217,79 @@ impl Fleet {
         self.pace.admitted = self.pace.admitted.saturating_add(u128::from(tokens.get()));
     }
 
-    /// Takes in one reading round; returns what must be kept. What is stale is judged as of
+    /// Members, by address.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &EngineId> {
+        self.members.keys()
+    }
+
+    pub(crate) fn is_member(&self, engine: &EngineId) -> bool {
+        self.members.contains_key(engine)
+    }
+
+    /// Whether an engine speaks the calls of the lifecycle at all: vLLM and gRPC have neither close nor
+    /// abort. An SGLang that has no session close yet may well abort.
+    pub(crate) fn takes_calls(&self, engine: &EngineId) -> bool {
+        let member = self.members.get(engine);
+        let reading = member.and_then(|member| member.reading.as_ref());
+        !engine.is_grpc() && reading.is_none_or(|(_, reading)| reading.kind != EngineKind::Vllm)
+    }
+
+    /// Whether an engine has a session close, as far as is known (CLO5).
+    pub(crate) fn close_support(&self, engine: &EngineId, now: Timestamp) -> Support {
+        if !self.takes_calls(engine) {
+            return Support::Absent;
+        }
+        let Some(member) = self.members.get(engine) else {
+            return Support::Assumed;
+        };
+        match member.row.unsupported_at {
+            None => Support::Assumed,
+            Some(at) if now.reached(at.after(UNSUPPORTED_TRIED_EVERY)) => Support::TriedAgain,
+            Some(_) => Support::Absent,
+        }
+    }
+
+    /// An engine answered a close, as one that has it or as one that has not (CLO5). Gives how the
+    /// close ended there, and the member's row when it must be kept.
+    pub(crate) fn learn_close(
+        &mut self,
+        engine: &EngineId,
+        has_close: bool,
+        now: Timestamp,
+    ) -> (TargetState, Option<EngineRow>) {
+        let Some(member) = self.members.get_mut(engine) else {
+            let state = if has_close {
+                TargetState::Delivered
+            } else {
+                TargetState::Refused
+            };
+            return (state, None);
+        };
+        let row = &mut member.row;
+        let before = (row.close_refusals, row.unsupported_at);
+        let state = if has_close {
+            row.forget_refusals();
+            TargetState::Delivered
+        } else if row.unsupported_at.is_some() {
+            row.unsupported_at = Some(now);
+            TargetState::Unsupported
+        } else {
+            row.close_refusals = row.close_refusals.saturating_add(1);
+            row.unsupported_at = (row.close_refusals >= UNSUPPORTED_AFTER).then_some(now);
+            TargetState::Refused
+        };
+        let changed = before != (row.close_refusals, row.unsupported_at);
+        (state, changed.then(|| row.clone()))
+    }
+
+    /// An engine without session close is tried again; the next time is a while from now (CLO5).
+    pub(crate) fn tried_again(&mut self, engine: &EngineId, now: Timestamp) -> Option<EngineRow> {
+        let member = self.members.get_mut(engine)?;
+        member.row.unsupported_at = Some(now);
+        Some(member.row.clone())
+    }
+
+    /// Takes in one reading round. What is stale is judged as of
     /// `judged_at`, which is before `now` in a hold (TIM3).
     pub(crate) fn apply(
         &mut self,
@@ -208,7 +299,7 @@ impl Fleet {
         policy: &Policy,
         epoch: Epoch,
         first_set: bool,
-    ) -> Vec<Record> {
+    ) -> Applied {
         let before: BTreeMap<EngineId, EngineRow> = self
             .members
             .iter()
@@ -221,20 +312,37 @@ impl Fleet {
         };
         let mut signs = BTreeSet::new();
         self.apply_members(round.router, now, first_set, &mut epochs, &mut signs);
-        let mut any_good = false;
+        // What a round saw was so at its begin or later.
+        let began_at = round.began_at.min(now);
+        let mut answered = Vec::new();
+        let mut restarted = Vec::new();
         for (id, result) in round.readings {
             if let Some(member) = self.members.get_mut(&id) {
-                any_good |= result.is_ok();
+                match &result {
+                    Ok(_) => answered.push(id.clone()),
+                    Err(ReadFailure::Timeout | ReadFailure::Refused) => {
+                        member.silent_at = Some(began_at);
+                    }
+                    Err(_) => {}
+                }
+                let seen_at = member.counters_at;
+                let has_counters = matches!(&result, Ok(reading) if reading.counters.is_some());
+                if has_counters {
+                    member.counters_at = Some(began_at);
+                }
                 if member.take_reading(result, now, policy) {
+                    restarted.extend(member.restarted(Sign::Counters, seen_at, now));
                     signs.insert((id, Sign::Counters));
                 }
             }
         }
         for (id, mark) in round.start_marks {
-            if let Some(member) = self.members.get_mut(&id)
-                && member.take_start_mark(mark)
-            {
-                signs.insert((id, Sign::StartTime));
+            if let Some(member) = self.members.get_mut(&id) {
+                let seen_at = member.mark_at.replace(began_at);
+                if member.take_start_mark(mark) {
+                    restarted.extend(member.restarted(Sign::StartTime, seen_at, now));
+                    signs.insert((id, Sign::StartTime));
+                }
             }
         }
         for (id, sign) in signs {
@@ -249,11 +357,15 @@ impl Fleet {
         }
         self.pace.admitted = 0;
         self.pace.first_passed = false;
-        if any_good {
+        if !answered.is_empty() {
             self.judge_pace(judged_at, policy);
         }
         self.remeasure(judged_at, policy);
-        self.records(&before, epochs)
+        Applied {
+            records: self.records(&before, epochs),
+            restarted,
+            answered,
+        }
     }
 
     /// CAP1, CAP3, CAP7: the set that the router lists, and the operator's engines. An empty or
@@ -323,6 +435,8 @@ impl Fleet {
                 capacity: None,
                 start_mark: None,
                 joined: epochs.epoch,
+                close_refusals: 0,
+                unsupported_at: None,
             };
             self.members.insert(id, Member::new(row, now));
         }
@@ -481,10 +595,38 @@ impl Member {
             failure: None,
             window: VecDeque::new(),
             capacity_at,
+            mark_at: None,
+            counters_at: None,
             counters: None,
             was_absent: false,
             last_incarnation: None,
+            restarted_by: None,
+            silent_at: None,
         }
+    }
+
+    /// A sign of a new incarnation, unless it is a later sign of one that is known: what was closed in
+    /// between may be held by that one. A new incarnation may have what the old one had not.
+    fn restarted(
+        &mut self,
+        sign: Sign,
+        seen_at: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Option<Restarted> {
+        if let Some((at, other)) = self.restarted_by
+            && other != sign
+            && at < now
+            && now.since(at) <= INCARNATION_SIGNS_WITHIN
+        {
+            return None;
+        }
+        self.restarted_by = Some((now, sign));
+        self.row.forget_refusals();
+        Some(Restarted {
+            engine: self.row.id.clone(),
+            seen_at,
+            silent_at: self.silent_at,
+        })
     }
 
     fn call_healthy(&mut self) {

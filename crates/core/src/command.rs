@@ -2,8 +2,9 @@
 
 use alloc::vec::Vec;
 
+use crate::close::{CallId, CallResult, CloseMode, CloseReason};
 use crate::decision::Scope;
-use crate::ids::{Issue, Label, LeaseId, RowNo, SessionId, TicketId};
+use crate::ids::{CloseId, CloseNo, Issue, Label, LeaseId, RowNo, SessionId, SessionNo, TicketId};
 use crate::policy::Policy;
 use crate::reading::Round;
 use crate::tally::LocalBypass;
@@ -38,6 +39,12 @@ pub enum Command {
     Revoke(LeaseId),
     /// Withdraw a ticket in whatever state.
     Cancel(TicketId),
+    /// End a session: a close intent, or the one that runs already (CLO2).
+    Close(CloseRequest),
+    /// Send a close once more to the engines where it failed.
+    RetryClose(CloseId),
+    /// Calls to engines ended.
+    Called(Vec<(CallId, CallResult)>),
     /// A reading round ended.
     Round(Round),
     /// Change the settings; they were validated.
@@ -52,6 +59,14 @@ pub enum Command {
     ListLeases(Slice<Issue>),
     /// Read a slice of the queue, from the head.
     ListQueue(Slice<RowNo>),
+    /// Read one close intent.
+    ReadClose(CloseId),
+    /// Read one session.
+    ReadSession(SessionId),
+    /// Read a slice of the sessions, in the order of first sight.
+    ListSessions(Slice<SessionNo>),
+    /// Read a slice of the close intents, newest first: `from` is the highest number looked at.
+    ListCloses(Slice<CloseNo>),
     /// Read the epochs, newest first.
     ListEpochs,
     /// Read everything that a restart would bring back, for a copy of the store. The only read whose
@@ -81,6 +96,17 @@ pub struct Acquire {
     /// Whether the call stays open while the ticket waits. When it does not, it is answered at the
     /// end of the turn, and its caller counts as away from then on (TIC2).
     pub stays: bool,
+}
+
+/// End a session.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CloseRequest {
+    /// Which; it need not be known (CLO1).
+    pub session: SessionId,
+    /// Whether running work is aborted.
+    pub mode: CloseMode,
+    /// What the caller says of it.
+    pub reason: Option<CloseReason>,
 }
 
 /// Names the decision whose answer was written, or was not.

@@ -3,8 +3,9 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use crate::close::{CloseIntent, EngineCall};
 use crate::decision::{BypassReason, CancelReason, EndHow, WaitReason};
-use crate::ids::{Epoch, LeaseId, Seq, SessionId, TicketId};
+use crate::ids::{Epoch, LeaseId, Seq, SessionId, SessionNo, TicketId};
 use crate::state::EpochEntry;
 use crate::store::Image;
 use crate::ticket::{Lease, Terms};
@@ -32,6 +33,8 @@ pub enum Effect {
         tag: Tag,
         /// Number of the enqueue, when this acquire made it.
         seq: Option<Seq>,
+        /// It used a closed session anew; the answer to this call says so, whatever it is (CLO8).
+        session_reopened: bool,
     },
     /// A waiting ticket was decided: tell every open call of it.
     Decided {
@@ -40,6 +43,10 @@ pub enum Effect {
         /// The decision; never a wait.
         answer: Answer,
     },
+    /// Call an engine and hand in what it came to.
+    Call(EngineCall),
+    /// A close intent is done: tell whoever waits for it.
+    CloseDone(CloseIntent),
 }
 
 /// Answer to a command.
@@ -65,6 +72,18 @@ pub enum Reply {
     Leases(Page<LeaseView>),
     /// To a list of the queue.
     Queue(Page<WaiterView>),
+    /// To a close.
+    Close(CloseReply),
+    /// To a retry of a close.
+    RetryClose(Result<CloseIntent, RetryRefused>),
+    /// To a read of a close; `None` when it is not known.
+    ReadClose(Option<CloseIntent>),
+    /// To a read of a session; `None` when it is not known.
+    Session(Option<SessionView>),
+    /// To a list of sessions.
+    Sessions(Page<SessionView>),
+    /// To a list of closes, newest first.
+    Closes(Page<CloseIntent>),
     /// To a list of epochs, newest first.
     Epochs(Vec<EpochEntry>),
     /// To a read of everything that is kept.
@@ -99,6 +118,8 @@ pub struct Answer {
     pub waited: Span,
     /// This decision was delivered before (TIC1, TIC4).
     pub repeated: bool,
+    /// This acquire used a closed session anew (CLO8).
+    pub session_reopened: bool,
     /// The decision.
     pub outcome: Outcome,
 }
@@ -187,6 +208,48 @@ pub enum CancelOutcome {
     AlreadyFinished,
     /// It was not known; a marker stands now.
     Unknown,
+}
+
+/// To a close (CLO2).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CloseReply {
+    /// The lifecycle feature is off: nothing is kept and nothing is sent.
+    Disabled,
+    /// Too many intents are open; nothing was changed.
+    Full,
+    /// The intent, new or joined.
+    Taken(CloseIntent),
+}
+
+/// Why a close is not sent again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RetryRefused {
+    /// No such intent, or it was forgotten.
+    #[error("no close with this id is known")]
+    NotFound,
+    /// The session was used or closed anew since: a close that comes late would hit that use (CLO8).
+    #[error("the session was used or closed anew since")]
+    Superseded,
+    /// The lifecycle feature is off.
+    #[error("session closes are off")]
+    Disabled,
+}
+
+/// A session for readers. Its lists are bounded as a page is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SessionView {
+    /// Key in the book, for paging.
+    pub number: SessionNo,
+    /// The session.
+    pub id: SessionId,
+    /// Its last acquire, or the end of its last lease; `None` when it was only closed.
+    pub last_use: Option<Timestamp>,
+    /// Its held leases, in the order of their rows.
+    pub leases: Vec<LeaseView>,
+    /// Its waiters, from the head.
+    pub waiting: Vec<WaiterView>,
+    /// Its close intents that are remembered, newest first.
+    pub closes: Vec<CloseIntent>,
 }
 
 /// A held lease for readers.

@@ -100,6 +100,12 @@ impl EngineId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// It speaks gRPC, where there is no session close (CLO5).
+    #[must_use]
+    pub fn is_grpc(&self) -> bool {
+        self.0.starts_with("grpc://")
+    }
 }
 
 impl fmt::Debug for EngineId {
@@ -128,37 +134,69 @@ pub struct RowNo(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Issue(pub u64);
 
-/// The fencing token of a lease: issue number and the random part of the start that issued it,
-/// so that it repeats neither after a restart nor after a restored backup (ID2).
+/// Number of a close intent, from 1; a later one has a higher number (CLO2).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct LeaseId {
-    /// Number of the grant.
-    pub issue: Issue,
-    /// Random part, drawn once per start.
-    pub salt: u64,
+pub struct CloseNo(pub u64);
+
+/// Number of a session in the book, in the order of first sight. Not kept over a restart.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SessionNo(pub u64);
+
+/// Reads `number-salt`; `None` for anything that the text form would not write.
+fn parse_numbered(text: &str) -> Option<(u64, u64)> {
+    let (number, salt) = text.split_once('-')?;
+    let number: u64 = number.parse().ok()?;
+    let salt = u64::from_str_radix(salt, 16).ok()?;
+    (format!("{number}-{salt:016x}") == text).then_some((number, salt))
 }
 
-impl LeaseId {
-    /// Reads the text form; `None` for anything that [`fmt::Display`] would not write.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (issue, salt) = text.split_once('-')?;
-        let id = Self {
-            issue: Issue(issue.parse().ok()?),
-            salt: u64::from_str_radix(salt, 16).ok()?,
-        };
-        (format!("{id}") == text).then_some(id)
-    }
+macro_rules! salted_id {
+    ($(#[$doc:meta])* $name:ident { $(#[$field_doc:meta])* $number:ident: $kind:ident }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub struct $name {
+            $(#[$field_doc])*
+            pub $number: $kind,
+            /// Random part, drawn once per start.
+            pub salt: u64,
+        }
 
-    /// The text form.
-    #[must_use]
-    pub fn to_text(self) -> String {
-        format!("{self}")
-    }
+        impl $name {
+            /// Reads the text form; `None` for anything that [`fmt::Display`] would not write.
+            #[must_use]
+            pub fn parse(text: &str) -> Option<Self> {
+                let (number, salt) = parse_numbered(text)?;
+                Some(Self { $number: $kind(number), salt })
+            }
+
+            /// The text form.
+            #[must_use]
+            pub fn to_text(self) -> String {
+                format!("{self}")
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}-{:016x}", self.$number.0, self.salt)
+            }
+        }
+    };
 }
 
-impl fmt::Display for LeaseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{:016x}", self.issue.0, self.salt)
+salted_id! {
+    /// The fencing token of a lease: issue number and the random part of the start that issued it,
+    /// so that it repeats neither after a restart nor after a restored backup (ID2).
+    LeaseId {
+        /// Number of the grant.
+        issue: Issue
+    }
+}
+salted_id! {
+    /// The id of a close intent: its number and the random part of the start that took it. A number
+    /// may come again when all higher ones are forgotten, but not in the same start.
+    CloseId {
+        /// Number of the intent.
+        number: CloseNo
     }
 }

@@ -7,7 +7,8 @@ use alloc::vec::Vec;
 
 use crate::batch::Batch;
 use crate::capacity::{Fleet, FleetConfig};
-use crate::ids::{Issue, LeaseId, RowNo, Term};
+use crate::fanout::Fanout;
+use crate::ids::{CloseNo, Issue, LeaseId, RowNo, Term};
 use crate::policy::{
     FIRST_ROUND_WAIT, PAUSE_AFTER, PAUSE_EVERY, PAUSE_HOLD_MAX, Policy, RENEWALS_EVERY,
     RESTART_GRACE, TALLY_EVERY,
@@ -70,6 +71,8 @@ pub struct Machine {
     pub(crate) renewed_since: Option<Timestamp>,
     /// Forgotten rows that the store still has; removed with a later batch (section 9).
     pub(crate) forgotten: Vec<RowNo>,
+    pub(crate) forgotten_closes: Vec<CloseNo>,
+    pub(crate) fanout: Fanout,
     pub(crate) hold: Option<Hold>,
     pub(crate) last_turn: Timestamp,
     /// No turn has begun since the take-over.
@@ -128,6 +131,8 @@ impl Machine {
             renewed: BTreeSet::new(),
             renewed_since: None,
             forgotten: Vec::new(),
+            forgotten_closes: Vec::new(),
+            fanout: Fanout::new(Term(state.term.0.saturating_add(1)), now),
             hold: Some(Hold {
                 judged_at: now,
                 began_at: now,
@@ -161,6 +166,9 @@ impl Machine {
         for lease in &untold.0 {
             turn.take_for_untold(*lease, grace_ends);
         }
+        turn.resume_closes();
+        let closes_idle = turn.machine.idle_close().is_some();
+        turn.machine.state.sessions.close_idle(closes_idle);
         turn.finish()
     }
 
@@ -197,7 +205,7 @@ impl Machine {
         if self.more_due {
             return Some(self.last_turn);
         }
-        let tally_dirty = self.tally_to_store() != self.stored_tally || !self.forgotten.is_empty();
+        let tally_dirty = self.tally_to_store() != self.stored_tally || self.has_riders();
         let writes = [
             tally_dirty.then(|| self.tally_stored_at.after(TALLY_EVERY)),
             self.renewed_since.map(|since| since.after(RENEWALS_EVERY)),
@@ -213,6 +221,9 @@ impl Machine {
             self.presences.first_deadline().map(|(at, _)| at),
             clock.map(|since| since.after(self.policy.max_wait)),
             self.fleet.valid_until(),
+            self.closes_due(),
+            self.state.closes.forget_at(),
+            self.state.sessions.forget_at(self.idle_close()),
         ];
         writes.into_iter().chain(deadlines).flatten().min()
     }
@@ -221,6 +232,13 @@ impl Machine {
     #[must_use]
     pub fn is_starting(&self) -> bool {
         self.hold.is_some_and(|hold| hold.starting)
+    }
+
+    /// Whether something waits to ride along with a batch (section 9).
+    pub(crate) fn has_riders(&self) -> bool {
+        !self.forgotten.is_empty()
+            || !self.forgotten_closes.is_empty()
+            || self.state.sessions.has_unsaved()
     }
 
     /// Counters as a restart must find them: it will count every unclaimed grant as an admit.
@@ -260,9 +278,11 @@ impl Machine {
             waiting: self.state.queue.len(),
             waiting_tokens: Tokens::clamped(self.state.queue.tokens()),
             oldest_waiter: waiting_since,
+            closes_pending: u64::try_from(self.state.closes.open()).unwrap_or(u64::MAX),
+            closes_failed: self.state.closes.failed(),
             engines: self.fleet.view(),
             tally: self.state.tally.clone(),
-            notices: self.notices.clone(),
+            notices: self.notices(),
         }
     }
 
@@ -279,8 +299,37 @@ impl Machine {
             tickets: self.kept_tickets(),
             epochs: self.state.epochs().iter().cloned().collect(),
             engines: self.fleet.rows(),
+            closes: self.state.closes.iter().cloned().collect(),
+            sessions: self.state.sessions.stored(),
             tally: self.tally_to_store(),
         }
+    }
+
+    fn notices(&self) -> Vec<Notice> {
+        let mut notices = self.notices.clone();
+        if let Some((count, close, since)) = self.fanout.reopened()
+            && let Some(close) = self.state.closes.get(close)
+            && let Some(reopened) = &close.reopened
+        {
+            notices.push(Notice::SessionReopened {
+                count,
+                session: close.session.clone(),
+                ticket: reopened.ticket.clone(),
+                since,
+            });
+        }
+        let refusals = self.fanout.refusals().iter();
+        notices.extend(
+            refusals.map(|((engine, abort), refusal)| Notice::CallRefused {
+                engine: engine.clone(),
+                abort: *abort,
+                status: refusal.status,
+                text: refusal.text.clone(),
+                since: refusal.since,
+                last: refusal.last,
+            }),
+        );
+        notices
     }
 
     fn kept_tickets(&self) -> Vec<Ticket> {
@@ -296,6 +345,7 @@ impl Machine {
             reserved: self.state.ledger.reserved(),
             queue: self.state.queue.from(RowNo(0)).collect(),
             tickets: self.kept_tickets(),
+            closes: self.state.closes.iter().cloned().collect(),
             epoch: self.state.epoch,
             tally: self.tally_to_store(),
             next_issue: self.state.next_issue,
@@ -314,6 +364,8 @@ pub struct Kept {
     pub queue: Vec<RowNo>,
     /// All tickets but immediate bypasses.
     pub tickets: Vec<Ticket>,
+    /// Close intents, by number.
+    pub closes: Vec<crate::close::CloseIntent>,
     /// Worker-set generation.
     pub epoch: crate::ids::Epoch,
     /// Counters, with grants on their way as admits.

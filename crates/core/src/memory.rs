@@ -3,7 +3,8 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use core::convert::Infallible;
 
-use crate::ids::{EngineId, RowNo, Seq};
+use crate::close::CloseIntent;
+use crate::ids::{CloseNo, EngineId, RowNo, Seq, SessionId};
 use crate::policy::{EPOCHS_MAX, STARTS_MAX};
 use crate::record::Record;
 use crate::state::{EngineRow, EpochEntry, Start};
@@ -23,6 +24,8 @@ pub struct MemoryStore {
     tickets: BTreeMap<RowNo, Ticket>,
     epochs: VecDeque<EpochEntry>,
     engines: BTreeMap<EngineId, EngineRow>,
+    closes: BTreeMap<CloseNo, CloseIntent>,
+    sessions: BTreeMap<SessionId, Timestamp>,
     tally: Tally,
     commits: u64,
 }
@@ -40,6 +43,12 @@ impl MemoryStore {
             tickets: self.tickets.values().cloned().collect(),
             epochs: self.epochs.iter().cloned().collect(),
             engines: self.engines.values().cloned().collect(),
+            closes: self.closes.values().cloned().collect(),
+            sessions: self
+                .sessions
+                .iter()
+                .map(|(id, used)| (id.clone(), *used))
+                .collect(),
             tally: self.tally.clone(),
         }
     }
@@ -86,7 +95,19 @@ impl Store for MemoryStore {
                 Record::EngineLeft(id) => {
                     self.engines.remove(id);
                 }
-                Record::Tally(tally) => self.tally = tally.clone(),
+                Record::Close(close) => {
+                    self.closes.insert(close.id.number, (**close).clone());
+                }
+                Record::CloseForgotten(number) => {
+                    self.closes.remove(number);
+                }
+                Record::SessionUsed(session, used) => {
+                    self.sessions.insert(session.clone(), *used);
+                }
+                Record::SessionForgotten(session) => {
+                    self.sessions.remove(session);
+                }
+                Record::Tally(tally) => self.tally = (**tally).clone(),
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! What a turn does by itself: expiries, the queue pass, forgetting, and the seal.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
@@ -42,6 +43,7 @@ impl Turn {
             self.pass_queue(&mut left);
             self.age_out(&mut left);
         }
+        self.pass_closes(&mut left);
         self.machine.more_due = left == 0;
     }
 
@@ -214,7 +216,10 @@ impl Turn {
                 Effect::Decided { seq, answer } => {
                     Some((answer.ticket.clone(), (*seq, answer.clone())))
                 }
-                Effect::Reply { .. } | Effect::Parked { .. } => None,
+                Effect::Reply { .. }
+                | Effect::Parked { .. }
+                | Effect::Call(_)
+                | Effect::CloseDone(_) => None,
             })
             .collect();
         for leaving in leaving {
@@ -225,10 +230,11 @@ impl Turn {
             if waits {
                 self.machine.presences.leave(ticket.row, self.now, grace);
             }
-            let (seq, answer) = decided.get(&ticket.id).map_or_else(
+            let (seq, mut answer) = decided.get(&ticket.id).map_or_else(
                 || (leaving.seq, self.machine.first_answer(&ticket)),
                 |(seq, answer)| (Some(*seq), answer.clone()),
             );
+            answer.session_reopened = leaving.session_reopened;
             let reply = match leaving.kind {
                 LeavingKind::Acquire => Reply::Acquire(Ok(answer)),
                 LeavingKind::Leave => Reply::Left(waits.then_some(answer)),
@@ -253,7 +259,9 @@ impl Turn {
         let now = self.now;
         self.machine.notices.retain(|notice| match notice {
             Notice::LargerThanAnyPool { last, .. } => !now.reached(last.after(NOTICE_FOR)),
-            Notice::UnknownLabel { .. } => true,
+            Notice::UnknownLabel { .. }
+            | Notice::SessionReopened { .. }
+            | Notice::CallRefused { .. } => true,
         });
     }
 
@@ -275,7 +283,7 @@ impl Turn {
     pub(crate) fn seal(mut self, last: bool) -> Batch {
         let machine = &mut *self.machine;
         let tally = machine.tally_to_store();
-        let tally_dirty = tally != machine.stored_tally || !machine.forgotten.is_empty();
+        let tally_dirty = tally != machine.stored_tally || machine.has_riders();
         let tally_due =
             tally_dirty && (last || self.now.reached(machine.tally_stored_at.after(TALLY_EVERY)));
         let renewals_due = machine
@@ -285,6 +293,14 @@ impl Turn {
             let forgotten = core::mem::take(&mut machine.forgotten);
             self.records
                 .extend(forgotten.into_iter().map(Record::Forgotten));
+            let forgotten = core::mem::take(&mut machine.forgotten_closes);
+            self.records
+                .extend(forgotten.into_iter().map(Record::CloseForgotten));
+            let dropped = machine.state.sessions.take_dropped().into_iter();
+            self.records.extend(dropped.map(Record::SessionForgotten));
+            let uses = machine.state.sessions.take_unsaved().into_iter();
+            self.records
+                .extend(uses.map(|(session, used)| Record::SessionUsed(session, used)));
             if renewals_due {
                 let rows: Vec<RowNo> = core::mem::take(&mut machine.renewed).into_iter().collect();
                 machine.renewed_since = None;
@@ -293,7 +309,7 @@ impl Turn {
             }
             if tally != machine.stored_tally {
                 machine.stored_tally = tally.clone();
-                self.records.push(Record::Tally(tally));
+                self.records.push(Record::Tally(Box::new(tally)));
             }
             machine.tally_stored_at = self.now;
         }

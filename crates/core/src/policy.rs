@@ -40,6 +40,40 @@ pub const INCARNATION_SIGNS_WITHIN: Span = Span::from_secs(30);
 pub const PRESSURE_WINDOW: usize = 3;
 /// Readings below the threshold in a row that end pacing (CAP6).
 pub const PACE_READINGS: u32 = 10;
+/// Close intents that may be open at once; a close beyond that is refused for now.
+pub const CLOSES_OPEN_MAX: usize = 100_000;
+/// How long finished closes are remembered (section 9).
+pub const CLOSES_FOR: Span = Span::from_secs(3_600);
+/// How many finished closes are remembered (section 9).
+pub const CLOSES_MAX: usize = 50_000;
+/// Engines of a finished close that are named, and requests of one that were not aborted (section 9).
+pub const CLOSE_EXCEPTIONS_MAX: usize = 16;
+/// How long a session without lease, waiter or close is remembered (section 9).
+pub const SESSIONS_FOR: Span = Span::from_secs(3_600);
+/// How many such sessions are remembered (section 9).
+pub const SESSIONS_MAX: usize = 100_000;
+/// The last use of a session is written at most this often (section 9).
+pub const SESSION_USE_EVERY: Span = Span::from_secs(60);
+/// Calls to one engine at once (CLO6).
+pub const CALLS_PER_ENGINE_MAX: usize = 16;
+/// First wait before a call is repeated; doubles up to [`RETRY_MAX`] (CLO6).
+pub const RETRY_MIN: Span = Span::from_millis(250);
+/// Longest wait before a call is repeated, or an engine that is away is probed (CLO6).
+pub const RETRY_MAX: Span = Span::from_secs(15);
+/// First wait before an engine that is away is probed; doubles up to [`RETRY_MAX`].
+pub const PROBE_MIN: Span = Span::from_secs(1);
+/// Transport failures in a row after which an engine is away (CLO6).
+pub const AWAY_AFTER: u32 = 5;
+/// Answers in a row as of one that has no session close, after which an engine has none (CLO5).
+pub const UNSUPPORTED_AFTER: u32 = 3;
+/// How often an engine that has no session close is tried again (CLO5).
+pub const UNSUPPORTED_TRIED_EVERY: Span = Span::from_secs(300);
+/// A session used anew within this time of its close is a notice (CLO8).
+pub const REOPENED_WITHIN: Span = Span::from_secs(60);
+/// How long that notice stays at the latest (CLO8).
+pub const REOPENED_NOTICE_FOR: Span = Span::from_secs(3_600);
+/// Sessions used anew that are looked after for that notice.
+pub const REOPENED_NOTED_MAX: usize = 1_000;
 /// How long a notice of the core stays after its last cause.
 pub const NOTICE_FOR: Span = Span::from_secs(600);
 
@@ -77,6 +111,14 @@ pub struct Policy {
     pub max_waiting: u64,
     /// Age at which a reading is no longer fresh (CAP3).
     pub stale_after: Span,
+    /// Attempts of one close at one engine, above 0 (CLO6).
+    pub close_attempts: u32,
+    /// Time for the delivery of one close, above 0 (CLO6).
+    pub close_deadline: Span,
+    /// Longest wait for the leases of a closing session; `None` for no limit (CLO3).
+    pub join_timeout: Option<Span>,
+    /// Sessions idle for longer are closed, above 0; `None` for never (CLO11).
+    pub session_idle_close: Option<Span>,
 }
 
 impl Default for Policy {
@@ -94,6 +136,10 @@ impl Default for Policy {
             claim_grace: Span::from_secs(10),
             max_waiting: 100_000,
             stale_after: Span::from_secs(6),
+            close_attempts: 8,
+            close_deadline: Span::from_secs(120),
+            join_timeout: None,
+            session_idle_close: None,
         }
     }
 }
@@ -119,6 +165,15 @@ pub enum PolicyError {
     /// Readings that are never fresh.
     #[error("the age at which a reading is stale must be above 0")]
     StaleAfter,
+    /// Closes that are never sent.
+    #[error("the attempts of a close must be above 0")]
+    CloseAttempts,
+    /// Closes that end before they begin.
+    #[error("the time for the delivery of a close must be above 0")]
+    CloseDeadline,
+    /// Sessions that are idle at once.
+    #[error("the time after which an idle session is closed must be above 0")]
+    SessionIdleClose,
 }
 
 impl Policy {
@@ -146,6 +201,15 @@ impl Policy {
         }
         if self.stale_after == Span::ZERO {
             return Err(PolicyError::StaleAfter);
+        }
+        if self.close_attempts == 0 {
+            return Err(PolicyError::CloseAttempts);
+        }
+        if self.close_deadline == Span::ZERO {
+            return Err(PolicyError::CloseDeadline);
+        }
+        if self.session_idle_close == Some(Span::ZERO) {
+            return Err(PolicyError::SessionIdleClose);
         }
         Ok(self)
     }

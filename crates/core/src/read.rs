@@ -2,14 +2,16 @@
 
 use alloc::vec::Vec;
 
+use crate::close::CloseIntent;
 use crate::command::{SLICE_MAX, Slice};
 use crate::decision::{CancelReason, EndHow};
 use crate::effect::{
-    Answer, LeaseGone, LeaseView, Outcome, Page, TicketView, WaitStatus, WaiterView,
+    Answer, LeaseGone, LeaseView, Outcome, Page, SessionView, TicketView, WaitStatus, WaiterView,
 };
-use crate::ids::{Issue, LeaseId, RowNo, TicketId};
+use crate::ids::{CloseNo, Issue, LeaseId, RowNo, SessionId, SessionNo, TicketId};
 use crate::machine::Machine;
 use crate::presence::Presence;
+use crate::sessions::Session;
 use crate::ticket::{Stage, Terms, Ticket};
 use crate::units::{Span, Timestamp, Tokens};
 
@@ -61,6 +63,7 @@ impl Machine {
             epoch,
             waited,
             repeated,
+            session_reopened: false,
             outcome,
         }
     }
@@ -155,6 +158,63 @@ impl Machine {
             .by_ref()
             .take(rows)
             .filter_map(|row| self.waiter_view(row))
+            .collect();
+        Page {
+            items,
+            more: looked_at.next().is_some(),
+        }
+    }
+
+    pub(crate) fn read_session(&self, id: &SessionId) -> Option<SessionView> {
+        let session = self.state.sessions.get(id)?;
+        Some(self.session_view(id, session))
+    }
+
+    fn session_view(&self, id: &SessionId, session: &Session) -> SessionView {
+        let leases = session.held.iter().take(SLICE_MAX);
+        let waiting = session.waiting.iter().take(SLICE_MAX);
+        let closes = session.closes.iter().rev().take(SLICE_MAX);
+        SessionView {
+            number: session.number,
+            id: id.clone(),
+            last_use: session.last_use,
+            leases: leases
+                .filter_map(|row| lease_view(self.state.row(row)?))
+                .collect(),
+            waiting: waiting.filter_map(|row| self.waiter_view(row)).collect(),
+            closes: closes
+                .filter_map(|close| self.state.closes.get(*close).cloned())
+                .collect(),
+        }
+    }
+
+    /// Sessions with what belongs to them: a page ends early when that is much.
+    pub(crate) fn list_sessions(&self, slice: Slice<SessionNo>) -> Page<SessionView> {
+        let mut looked_at = self.state.sessions.from(slice.from).peekable();
+        let mut items: Vec<SessionView> = Vec::new();
+        let mut rows: usize = 0;
+        while items.len() < slice.rows.min(SLICE_MAX)
+            && rows < SLICE_MAX
+            && let Some((id, session)) = looked_at.next()
+        {
+            let view = self.session_view(id, session);
+            for more in [view.leases.len(), view.waiting.len(), view.closes.len()] {
+                rows = rows.saturating_add(more);
+            }
+            items.push(view);
+        }
+        Page {
+            items,
+            more: looked_at.peek().is_some(),
+        }
+    }
+
+    pub(crate) fn list_closes(&self, slice: Slice<CloseNo>) -> Page<CloseIntent> {
+        let mut looked_at = self.state.closes.newest_from(slice.from);
+        let items = looked_at
+            .by_ref()
+            .take(slice.rows.min(SLICE_MAX))
+            .cloned()
             .collect();
         Page {
             items,

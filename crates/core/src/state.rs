@@ -8,12 +8,17 @@ use alloc::vec::Vec;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-use crate::ids::{EngineId, Epoch, Issue, LeaseId, RowNo, Seq, Term, TicketId};
+use crate::close::CloseIntent;
+use crate::closes::Closes;
+use crate::ids::{
+    CloseNo, EngineId, Epoch, Issue, Label, LeaseId, RowNo, Seq, SessionId, Term, TicketId,
+};
 use crate::ledger::Ledger;
 use crate::policy::{EPOCHS_MAX, FINISHED_FOR, FINISHED_MAX, STARTS_MAX};
 use crate::queue::Queue;
 use crate::reading::{Role, StartMark};
 use crate::record::Record;
+use crate::sessions::Sessions;
 use crate::store::Image;
 use crate::tally::Tally;
 use crate::ticket::{Stage, Ticket};
@@ -47,6 +52,18 @@ pub struct EngineRow {
     pub start_mark: Option<StartMark>,
     /// Generation in which it joined.
     pub joined: Epoch,
+    /// Closes in a row that this incarnation answered as one that has no such call (CLO5).
+    pub close_refusals: u32,
+    /// Since when it counts as having no session close, or was last tried again.
+    pub unsupported_at: Option<Timestamp>,
+}
+
+impl EngineRow {
+    /// What was learnt of closes does not hold for a new incarnation, or was wrong (CLO5).
+    pub(crate) fn forget_refusals(&mut self) {
+        self.close_refusals = 0;
+        self.unsupported_at = None;
+    }
 }
 
 /// One generation of the worker set.
@@ -80,7 +97,7 @@ pub enum EpochCause {
     Restored,
 }
 
-/// Tickets with their indexes, starts, epochs and counters.
+/// Tickets and closes with their indexes, starts, epochs and counters.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) term: Term,
@@ -101,6 +118,10 @@ pub(crate) struct State {
     pub(crate) ledger: Ledger,
     /// Ended tickets in the order in which they are forgotten.
     finished: BTreeSet<(Timestamp, RowNo)>,
+    pub(crate) closes: Closes,
+    pub(crate) sessions: Sessions,
+    /// Engine requests of held leases, in the order of their bytes: engines match by prefix (CLO3).
+    request_ids: BTreeSet<(Label, RowNo)>,
 }
 
 impl State {
@@ -123,9 +144,18 @@ impl State {
             clocks: BTreeSet::new(),
             ledger: Ledger::default(),
             finished: BTreeSet::new(),
+            closes: Closes::new(),
+            sessions: Sessions::new(seed),
+            request_ids: BTreeSet::new(),
         };
+        for (session, used) in &image.sessions {
+            state.sessions.restore_use(session, *used, image.now);
+        }
         for ticket in image.tickets {
             state.put(ticket);
+        }
+        for close in image.closes {
+            state.put_close(close);
         }
         (state, image.engines)
     }
@@ -151,14 +181,19 @@ impl State {
             }
             // The fleet keeps its members; counters are kept as they are counted.
             Record::Engine(_) | Record::EngineLeft(_) | Record::Tally(_) => {}
+            Record::Close(close) => self.put_close((**close).clone()),
+            Record::CloseForgotten(close) => self.remove_close(*close),
+            // The book of sessions follows tickets and closes, and knows what of it is stored.
+            Record::SessionUsed(..) | Record::SessionForgotten(_) => {}
         }
     }
 
     /// Turns a ticket's row over.
     pub(crate) fn put(&mut self, ticket: Ticket) {
         let row = ticket.row;
-        if let Some(old) = self.rows.remove(&row) {
-            self.unindex(&old);
+        let former = self.rows.remove(&row);
+        if let Some(former) = &former {
+            self.unindex(former);
         }
         self.by_ticket.insert(ticket.id.clone(), row);
         self.next_row = self.next_row.max(row.0.saturating_add(1));
@@ -177,6 +212,9 @@ impl State {
             Stage::Held(lease) => {
                 self.ledger
                     .charge(lease.id.issue, row, reservation, lease.ends_at);
+                if let Some(request_id) = request_id(&ticket) {
+                    self.request_ids.insert((request_id.clone(), row));
+                }
             }
             Stage::Ended(ended) => {
                 self.finished.insert((ended.at, row));
@@ -185,6 +223,7 @@ impl State {
                 }
             }
         }
+        self.sessions.ticket_put(former.as_ref(), &ticket);
         self.rows.insert(row, ticket);
     }
 
@@ -194,7 +233,12 @@ impl State {
                 self.queue.remove(ticket.row);
                 self.clocks.remove(&(*since, ticket.row));
             }
-            Stage::Held(lease) => self.ledger.settle(lease.id.issue),
+            Stage::Held(lease) => {
+                self.ledger.settle(lease.id.issue);
+                if let Some(request_id) = request_id(ticket) {
+                    self.request_ids.remove(&(request_id.clone(), ticket.row));
+                }
+            }
             Stage::Ended(ended) => {
                 self.finished.remove(&(ended.at, ticket.row));
                 if let Some(lease) = ended.lease {
@@ -207,10 +251,59 @@ impl State {
     pub(crate) fn remove(&mut self, row: RowNo) {
         if let Some(ticket) = self.rows.remove(&row) {
             self.unindex(&ticket);
+            self.sessions.ticket_left(&ticket);
             if self.by_ticket.get(&ticket.id) == Some(&row) {
                 self.by_ticket.remove(&ticket.id);
             }
         }
+    }
+
+    /// Turns a close's row over.
+    pub(crate) fn put_close(&mut self, close: CloseIntent) {
+        self.sessions.close_put(
+            &close.session,
+            close.id.number,
+            close.requested_at,
+            close.reopened.is_some(),
+        );
+        self.closes.put(close);
+    }
+
+    /// Takes a close out of the book, to be changed and put back.
+    pub(crate) fn take_close(&mut self, number: CloseNo) -> Option<CloseIntent> {
+        self.closes.take(number)
+    }
+
+    pub(crate) fn remove_close(&mut self, number: CloseNo) {
+        if let Some(close) = self.closes.take(number) {
+            self.sessions.close_left(&close.session, number);
+        }
+    }
+
+    /// The newest close of a session that is remembered.
+    pub(crate) fn newest_close(&self, session: &SessionId) -> Option<&CloseIntent> {
+        if self.closes.is_empty() {
+            return None;
+        }
+        let session = self.sessions.get(session)?;
+        self.closes.get(*session.closes.last()?)
+    }
+
+    /// The close of a session that is not done.
+    pub(crate) fn open_close(&self, session: &SessionId) -> Option<&CloseIntent> {
+        if self.closes.open() == 0 {
+            return None;
+        }
+        self.newest_close(session).filter(|close| !close.is_done())
+    }
+
+    /// Whether a request id begins the request id of a lease that another session holds (CLO3).
+    pub(crate) fn is_foreign_prefix(&self, request_id: &Label, session: &SessionId) -> bool {
+        self.request_ids
+            .range((request_id.clone(), RowNo(0))..)
+            .take_while(|(other, _)| other.as_str().starts_with(request_id.as_str()))
+            .filter_map(|(_, row)| self.rows.get(row)?.asked.as_ref())
+            .any(|asked| asked.session != *session)
     }
 
     pub(crate) fn row(&self, row: RowNo) -> Option<&Ticket> {
@@ -289,6 +382,10 @@ impl State {
         found.sort_unstable_by_key(|ticket| ticket.row);
         found.into_iter().cloned().collect()
     }
+}
+
+fn request_id(ticket: &Ticket) -> Option<&Label> {
+    ticket.asked.as_ref()?.terms.request_id.as_ref()
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 
 use alloc::vec::Vec;
 
-use crate::ids::{Seq, Term};
+use crate::close::CloseIntent;
+use crate::ids::{Seq, SessionId, Term};
 use crate::record::Record;
 use crate::state::{EngineRow, EpochEntry, Start};
 use crate::tally::Tally;
@@ -46,6 +47,10 @@ pub struct Image {
     pub epochs: Vec<EpochEntry>,
     /// Members as last known.
     pub engines: Vec<EngineRow>,
+    /// Close intents, by number.
+    pub closes: Vec<CloseIntent>,
+    /// Last use of sessions, by session; kept only while idle sessions are closed (CLO11).
+    pub sessions: Vec<(SessionId, Timestamp)>,
     /// Counters.
     pub tally: Tally,
 }

@@ -1,5 +1,6 @@
 //! Counting (CNT1): cumulative, durable, and never drained.
 
+use crate::close::TargetState;
 use crate::decision::{BypassReason, Scope, WaitReason};
 use crate::units::Span;
 
@@ -101,6 +102,14 @@ pub struct Tally {
     pub waited_millis: u64,
     /// Bypasses that callers reported, by [`LocalBypass`].
     pub local_bypasses: [u64; LocalBypass::ALL.len()],
+    /// Close intents (CLO9).
+    pub closes: u64,
+    /// Those that ended with an engine failed or refused.
+    pub close_failures: u64,
+    /// Engines of close intents by how they ended, in the order of [`TargetState::ENDS`].
+    pub close_deliveries: [u64; TargetState::ENDS.len()],
+    /// Acquires that used a closed session anew (CLO8).
+    pub sessions_reopened: u64,
 }
 
 fn bump<const N: usize, K: PartialEq>(counters: &mut [u64; N], all: &[K; N], key: &K, by: u64) {
@@ -168,6 +177,16 @@ impl Tally {
     #[must_use]
     pub fn reported(&self, reason: LocalBypass) -> u64 {
         read(&self.local_bypasses, &LocalBypass::ALL, &reason)
+    }
+
+    /// Engines of close intents that ended in one state.
+    #[must_use]
+    pub fn delivered(&self, state: TargetState) -> u64 {
+        read(&self.close_deliveries, &TargetState::ENDS, &state)
+    }
+
+    pub(crate) fn close_ended(&mut self, state: TargetState) {
+        bump(&mut self.close_deliveries, &TargetState::ENDS, &state, 1);
     }
 
     pub(crate) fn admit(&mut self, scope: Scope, waited: Option<Span>) {

@@ -1,6 +1,7 @@
 //! One turn: commands in the order of their arrival, then expiries, then the queue pass (DEC3).
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -12,8 +13,9 @@ use crate::effect::{
     AcquireRefused, Answer, CancelOutcome, Effect, LeaseGone, Outcome, ReleaseOutcome, Reply, Tag,
     Watched,
 };
-use crate::ids::{Issue, LeaseId, RowNo, Seq, TicketId};
+use crate::ids::{CloseNo, Issue, LeaseId, RowNo, Seq, TicketId};
 use crate::machine::{Machine, is_remembered_in_memory_only};
+use crate::policy::Policy;
 use crate::presence::Presence;
 use crate::reading::Round;
 use crate::record::Record;
@@ -33,6 +35,10 @@ pub struct Turn {
     pub(crate) leaving: Vec<Leaving>,
     /// Grants that an acquire of this turn claimed.
     pub(crate) claimed: Vec<LeaseId>,
+    /// Close intents that changed: their rows are written at the end of the turn.
+    pub(crate) dirty_closes: BTreeSet<CloseNo>,
+    /// How often one changed.
+    pub(crate) close_edits: usize,
     commands: usize,
 }
 
@@ -43,6 +49,8 @@ pub(crate) struct Leaving {
     pub(crate) row: RowNo,
     pub(crate) seq: Option<Seq>,
     pub(crate) kind: LeavingKind,
+    /// Its acquire used a closed session anew (CLO8).
+    pub(crate) session_reopened: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +70,8 @@ impl Turn {
             effects: Vec::new(),
             leaving: Vec::new(),
             claimed: Vec::new(),
+            dirty_closes: BTreeSet::new(),
+            close_edits: 0,
             commands: 0,
         };
         // Arrivals are decided by what is fresh now.
@@ -85,12 +95,11 @@ impl Turn {
             Command::Renew { lease, ttl } => self.renew(tag, lease, ttl),
             Command::Revoke(lease) => self.revoke(tag, lease),
             Command::Cancel(ticket) => self.cancel(tag, ticket),
+            Command::Close(request) => self.close(tag, request),
+            Command::RetryClose(close) => self.retry_close(tag, close),
+            Command::Called(results) => self.called(tag, results),
             Command::Round(round) => self.round(tag, round),
-            Command::Configure(policy) => {
-                self.machine.policy = Arc::new(policy);
-                self.remeasure();
-                self.reply(tag, None, Reply::Done);
-            }
+            Command::Configure(policy) => self.configure(tag, policy),
             Command::LocalBypasses(counts) => {
                 for (reason, count) in counts {
                     self.machine.state.tally.local_bypasses(reason, count);
@@ -111,6 +120,22 @@ impl Turn {
             }
             Command::ListQueue(slice) => {
                 let reply = Reply::Queue(self.machine.list_queue(slice));
+                self.reply(tag, None, reply);
+            }
+            Command::ReadClose(close) => {
+                let close = self.machine.state.closes.find(close).cloned();
+                self.reply(tag, None, Reply::ReadClose(close));
+            }
+            Command::ReadSession(session) => {
+                let reply = Reply::Session(self.machine.read_session(&session));
+                self.reply(tag, None, reply);
+            }
+            Command::ListSessions(slice) => {
+                let reply = Reply::Sessions(self.machine.list_sessions(slice));
+                self.reply(tag, None, reply);
+            }
+            Command::ListCloses(slice) => {
+                let reply = Reply::Closes(self.machine.list_closes(slice));
                 self.reply(tag, None, reply);
             }
             Command::ListEpochs => {
@@ -141,6 +166,8 @@ impl Turn {
         self.expire_and_pass();
         self.answer_leaving();
         self.forget_finished();
+        self.forget_closes();
+        self.record_closes();
         self.seal(false)
     }
 
@@ -148,6 +175,7 @@ impl Turn {
     #[must_use]
     pub fn finish_last(mut self) -> Batch {
         self.answer_leaving();
+        self.record_closes();
         self.seal(true)
     }
 
@@ -200,7 +228,7 @@ impl Turn {
         match &known.stage {
             Stage::Waiting { .. } => {
                 self.machine.presences.enter(known.row);
-                self.park(tag, known.row, None, acquire.stays);
+                self.park(tag, known.row, None, acquire.stays, false);
             }
             Stage::Held(_) | Stage::Ended(_) => {
                 let answer = self.told_again(&known, Some(&acquire));
@@ -262,6 +290,7 @@ impl Turn {
             .situation(reservation)
             .decide(request, judged_at);
         self.note_size(reservation);
+        let session_reopened = self.use_session(&acquire.session, &acquire.ticket);
         let stays = acquire.stays;
         let row = RowNo(self.machine.state.next_row);
         let ticket = Ticket {
@@ -290,7 +319,10 @@ impl Turn {
                 let seq = self.next_seq();
                 let granted = self.grant(ticket, since);
                 self.machine.presences.set(row, Presence::InFlight);
-                let answer = self.machine.first_answer(&granted);
+                let answer = Answer {
+                    session_reopened,
+                    ..self.machine.first_answer(&granted)
+                };
                 self.reply_acquire(tag, Some(seq), answer);
             }
             Decision::Wait(reason) => {
@@ -298,7 +330,7 @@ impl Turn {
                 self.machine.state.tally.wait(acquire.scope, reason);
                 self.turn_over(ticket);
                 self.machine.presences.enter(row);
-                self.park(tag, row, Some(seq), stays);
+                self.park(tag, row, Some(seq), stays, session_reopened);
             }
             Decision::Bypass(reason) => {
                 self.machine.state.tally.bypass(acquire.scope, reason);
@@ -313,11 +345,16 @@ impl Turn {
                     }),
                     ..ticket
                 };
-                let answer = self.machine.first_answer(&bypassed);
-                // Remembered in memory only (section 9): no record, no seq.
+                let answer = Answer {
+                    session_reopened,
+                    ..self.machine.first_answer(&bypassed)
+                };
+                // Remembered in memory only (section 9): no record, and no seq but for what it did to
+                // a close.
                 self.machine.state.put(bypassed);
                 self.machine.presences.set(row, Presence::InFlight);
-                self.reply_acquire(tag, None, answer);
+                let seq = session_reopened.then(|| self.next_seq());
+                self.reply_acquire(tag, seq, answer);
             }
         }
     }
@@ -333,15 +370,27 @@ impl Turn {
     }
 
     /// A waiting call stays open, or is answered at the end of the turn.
-    fn park(&mut self, tag: Tag, row: RowNo, seq: Option<Seq>, stays: bool) {
+    fn park(
+        &mut self,
+        tag: Tag,
+        row: RowNo,
+        seq: Option<Seq>,
+        stays: bool,
+        session_reopened: bool,
+    ) {
         if stays {
-            self.effects.push(Effect::Parked { tag, seq });
+            self.effects.push(Effect::Parked {
+                tag,
+                seq,
+                session_reopened,
+            });
         } else {
             self.leaving.push(Leaving {
                 tag,
                 row,
                 seq,
                 kind: LeavingKind::Acquire,
+                session_reopened,
             });
         }
     }
@@ -384,7 +433,9 @@ impl Turn {
         let notices = &mut self.machine.notices;
         let first = notices.iter().find_map(|notice| match notice {
             Notice::LargerThanAnyPool { since, .. } => Some(*since),
-            Notice::UnknownLabel { .. } => None,
+            Notice::UnknownLabel { .. }
+            | Notice::SessionReopened { .. }
+            | Notice::CallRefused { .. } => None,
         });
         notices.retain(|notice| !matches!(notice, Notice::LargerThanAnyPool { .. }));
         notices.push(Notice::LargerThanAnyPool {
@@ -409,6 +460,8 @@ impl Turn {
                 row,
                 seq: None,
                 kind: LeavingKind::Leave,
+                // The open call knows it.
+                session_reopened: false,
             }),
             None => self.reply(tag, None, Reply::Left(None)),
         }
@@ -598,6 +651,9 @@ impl Turn {
             waited: lease.waited.unwrap_or(Span::ZERO),
             epoch: lease.epoch,
         };
+        if let Some(asked) = &ticket.asked {
+            self.lease_leaves(&asked.session);
+        }
         self.turn_over(Ticket {
             stage: Stage::Ended(ended),
             ..ticket
@@ -702,6 +758,15 @@ impl Turn {
         self.effects.push(Effect::Decided { seq, answer });
     }
 
+    // ---- settings ------------------------------------------------------------------------
+
+    fn configure(&mut self, tag: Tag, policy: Policy) {
+        let former = core::mem::replace(&mut self.machine.policy, Arc::new(policy));
+        self.remeasure();
+        self.closes_configured(&former);
+        self.reply(tag, None, Reply::Done);
+    }
+
     // ---- readings ------------------------------------------------------------------------
 
     fn round(&mut self, tag: Tag, round: Round) {
@@ -713,7 +778,7 @@ impl Turn {
         let judged_at = self.machine.judged_at();
         let machine = &mut *self.machine;
         let first_set = machine.state.epochs().is_empty();
-        let records = machine.fleet.apply(
+        let applied = machine.fleet.apply(
             round,
             self.now,
             judged_at,
@@ -721,10 +786,21 @@ impl Turn {
             machine.state.epoch,
             first_set,
         );
-        let seq = (!records.is_empty()).then(|| self.next_seq());
-        for record in records {
+        let seq = (!applied.records.is_empty()).then(|| self.next_seq());
+        for record in applied.records {
             self.record(record);
         }
+        for engine in &applied.answered {
+            self.machine.fanout.seen(engine, self.now);
+        }
+        self.engines_restarted(&applied.restarted);
+        let machine = &mut *self.machine;
+        if machine.fleet.members().next().is_some() {
+            machine.fanout.members_known();
+        }
+        machine
+            .fanout
+            .forget_lanes(|engine| machine.fleet.is_member(engine));
         self.note_labels();
         self.reply(tag, seq, Reply::Done);
     }

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::capacity::{EngineView, Measure};
-use crate::ids::{Epoch, Seq};
+use crate::ids::{EngineId, Epoch, Seq, SessionId, TicketId};
 use crate::policy::Policy;
 use crate::reading::RouterFailure;
 use crate::tally::Tally;
@@ -39,6 +39,10 @@ pub struct View {
     pub waiting_tokens: Tokens,
     /// First enqueue of the waiter that came first.
     pub oldest_waiter: Option<Timestamp>,
+    /// Close intents that are not done.
+    pub closes_pending: u64,
+    /// Finished ones that are remembered and failed.
+    pub closes_failed: u64,
     /// Members, by address.
     pub engines: Arc<[EngineView]>,
     /// Counters.
@@ -56,7 +60,7 @@ impl View {
 }
 
 /// Something an operator should know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Notice {
     /// A reservation was larger than any single pool of the fleet (DEC5).
     LargerThanAnyPool {
@@ -73,5 +77,31 @@ pub enum Notice {
     UnknownLabel {
         /// First time.
         since: Timestamp,
+    },
+    /// Sessions were used anew soon after their close, and not closed again (CLO8).
+    SessionReopened {
+        /// How many.
+        count: u64,
+        /// The session of the last one.
+        session: SessionId,
+        /// The ticket that used it.
+        ticket: TicketId,
+        /// The first of them.
+        since: Timestamp,
+    },
+    /// An engine refuses calls of the session lifecycle.
+    CallRefused {
+        /// The engine.
+        engine: EngineId,
+        /// `true` for aborts, `false` for closes.
+        abort: bool,
+        /// The status it answered with.
+        status: u16,
+        /// The beginning of its text.
+        text: Option<Arc<str>>,
+        /// First time.
+        since: Timestamp,
+        /// Last time; the notice goes some time after it, or with the first call that succeeds.
+        last: Timestamp,
     },
 }

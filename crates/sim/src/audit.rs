@@ -14,11 +14,14 @@
 //! | I9 | the recovered state is the state after the last kept commit |
 //! | I10 | nobody is told what the store has not kept |
 //! | I11 | every acquire is accounted for, and at the end nothing is left |
+//!
+//! I12 to I15 are about closes and stand in [`crate::closings`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvgate_core::capacity::Measure;
+use kvgate_core::close::CallWhat;
 use kvgate_core::decision::{BypassReason, CancelReason, EndHow};
 use kvgate_core::effect::{Answer, Effect, Outcome, Reply};
 use kvgate_core::ids::{Epoch, LeaseId, RowNo, Seq, TicketId};
@@ -32,12 +35,14 @@ use kvgate_core::ticket::{Stage, Ticket};
 use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 use kvgate_core::view::View;
 
+use crate::closings::{Closings, Judged};
 use crate::faults::KeptCommit;
+use crate::readings::World;
 
 /// An invariant that did not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which: `I1` to `I11`.
+    /// Which: `I1` to `I15`.
     pub invariant: &'static str,
     /// What was seen.
     pub what: String,
@@ -144,6 +149,7 @@ pub(crate) struct Audit {
     waiters_bypassed: u64,
     leases_ended: u64,
     bypassed_at_once: u64,
+    pub(crate) closings: Closings,
     /// How often each thing of the core occurred.
     pub(crate) counts: BTreeMap<&'static str, u64>,
 }
@@ -215,8 +221,9 @@ impl Audit {
     // ---- the time by which deadlines are judged ------------------------------------------------
 
     /// A turn begins (TIM3).
-    pub(crate) fn turn_begins(&mut self, now: Timestamp) {
+    pub(crate) fn turn_begins(&mut self, now: Timestamp, clock: u64) {
         self.turn += 1;
+        self.closings.turn_begins(clock);
         let judged_at = self.judged_at();
         let gap = now.since(self.last_turn);
         let first = std::mem::take(&mut self.fresh);
@@ -284,8 +291,15 @@ impl Audit {
     // ---- what was kept ---------------------------------------------------------------------------
 
     /// One kept commit of a turn.
-    pub(crate) fn kept(&mut self, commit: &KeptCommit, turn: &TurnSeen) -> Held {
+    pub(crate) fn kept(&mut self, commit: &KeptCommit, turn: &TurnSeen, world: &World) -> Held {
         self.numbers(commit)?;
+        let policy = turn.after.as_ref().map(|after| Arc::clone(&after.policy));
+        let seen = Judged {
+            now: turn.now,
+            judged_at: self.judged_at(),
+            policy: policy.as_deref(),
+            mixed: turn.mixed,
+        };
         let mut touched = Vec::new();
         for record in &commit.records {
             match record {
@@ -294,9 +308,10 @@ impl Audit {
                     self.turned_over(ticket, Some(turn))?;
                 }
                 Record::Forgotten(row) => self.forgotten(*row, turn.now)?,
-                other => self.other(other)?,
+                other => self.other(other, seen, world)?,
             }
         }
+        self.closings.whole()?;
         self.clocks.clear();
         for id in touched {
             let rows = self.rows.get(&id).map_or(0, BTreeSet::len);
@@ -322,7 +337,7 @@ impl Audit {
         Ok(())
     }
 
-    fn other(&mut self, record: &Record) -> Held {
+    fn other(&mut self, record: &Record, seen: Judged<'_>, world: &World) -> Held {
         match record {
             Record::Epoch(entry) => {
                 hold!(
@@ -335,12 +350,23 @@ impl Audit {
                 self.epoch = Some(entry.epoch);
                 self.count("epoch");
             }
-            Record::Tally(tally) => self.tally = tally.clone(),
+            Record::Tally(tally) => self.tally = (**tally).clone(),
+            Record::Close(close) => {
+                for met in self.closings.kept(close, seen, world)? {
+                    self.count(met);
+                }
+            }
+            Record::CloseForgotten(number) => {
+                self.closings.forgotten(*number, seen.now)?;
+                self.count("close forgotten");
+            }
             Record::Ticket(_)
             | Record::Forgotten(_)
             | Record::Started(..)
             | Record::Engine(_)
-            | Record::EngineLeft(_) => {}
+            | Record::EngineLeft(_)
+            | Record::SessionUsed(..)
+            | Record::SessionForgotten(_) => {}
         }
         Ok(())
     }
@@ -405,11 +431,13 @@ impl Audit {
                 hold!("I4", last < Some(row), "{row:?} stands before {last:?}");
                 self.created += 1;
                 self.enqueued += 1;
+                self.used(ticket);
             }
             (None, Stage::Held(lease)) => {
                 let older = self.waiting.len();
                 hold!("I4", older == 0, "{:?} overtook {older} waiters", ticket.id);
                 self.created += 1;
+                self.used(ticket);
                 self.grant(ticket, lease.id, turn, false)?;
             }
             (None, Stage::Ended(ended)) => {
@@ -441,9 +469,14 @@ impl Audit {
                     self.count(end_name(ended.how));
                     self.dropped_in_time(ticket, turn)?;
                 }
-                EndHow::Cancelled | EndHow::SessionClosed => {
+                EndHow::Cancelled => {
                     self.waiters_cancelled += 1;
                     self.count("waiter withdrawn");
+                }
+                EndHow::SessionClosed => {
+                    self.waiters_cancelled += 1;
+                    self.count("waiter withdrawn by a close");
+                    self.closings.withdrawn(&ticket.id);
                 }
                 EndHow::Released | EndHow::Expired | EndHow::Revoked | EndHow::TakenBack => {
                     return broken("I3", format!("a waiter ended as {:?}", ended.how));
@@ -484,9 +517,16 @@ impl Audit {
         Ok(())
     }
 
+    fn used(&mut self, ticket: &Ticket) {
+        if let Some(asked) = &ticket.asked {
+            self.closings.used(&asked.session, &ticket.id);
+        }
+    }
+
     fn put(&mut self, ticket: Ticket) {
         let row = ticket.row;
         if let Some(old) = self.tickets.remove(&row) {
+            self.closings.ticket_left(&old);
             match &old.stage {
                 Stage::Waiting { .. } => {
                     self.waiting.remove(&row);
@@ -518,6 +558,7 @@ impl Audit {
             }
             Stage::Ended(_) => {}
         }
+        self.closings.ticket_put(&ticket);
         if self.immediate.remove(&ticket.id).is_some() {
             self.marked.insert(ticket.id.clone());
         }
@@ -668,7 +709,8 @@ impl Audit {
 
     /// I11 on what was kept: waits are enqueues, every grant is an admit or cancelled, every end of
     /// a counted lease is counted.
-    fn accounts(&self) -> Held {
+    fn accounts(&mut self) -> Held {
+        self.closings.accounts(&self.tally)?;
         let scopes = &self.tally.scopes;
         let add = |of: &dyn Fn(&kvgate_core::tally::ScopeTally) -> u64| {
             scopes
@@ -715,6 +757,7 @@ impl Audit {
             let seq = match effect {
                 Effect::Reply { seq, .. } | Effect::Parked { seq, .. } => *seq,
                 Effect::Decided { seq, .. } => Some(*seq),
+                Effect::Call(_) | Effect::CloseDone(_) => None,
             };
             if let Some(seq) = seq {
                 hold!(
@@ -726,12 +769,32 @@ impl Audit {
                 hold!("I8", seq > before, "{seq:?} was told again");
             }
             match effect {
-                Effect::Decided { answer, .. } => self.answer(answer)?,
+                Effect::Decided { answer, .. } => {
+                    self.answer(answer)?;
+                    if answer.outcome == Outcome::Cancelled(CancelReason::SessionClosed) {
+                        self.closings.told_withdrawn(&answer.ticket);
+                    }
+                }
                 Effect::Reply { reply, .. } => self.reply(reply, turn)?,
-                Effect::Parked { .. } => {}
+                Effect::Call(call) => {
+                    let policy = turn.after.as_ref().map(|after| Arc::clone(&after.policy));
+                    let seen = Judged {
+                        now: turn.now,
+                        judged_at: self.judged_at(),
+                        policy: policy.as_deref(),
+                        mixed: turn.mixed,
+                    };
+                    self.count(match call.what {
+                        CallWhat::Close(_) => "close sent",
+                        CallWhat::Abort(_) => "abort sent",
+                    });
+                    self.closings.sent(call, seen)?;
+                }
+                Effect::Parked { .. } | Effect::CloseDone(_) => {}
             }
         }
-        Ok(())
+        let judged_at = self.judged_at();
+        self.closings.all_told(judged_at)
     }
 
     fn reply(&mut self, reply: &Reply, turn: &TurnSeen) -> Held {
@@ -800,6 +863,9 @@ impl Audit {
         if !known && !answer.repeated {
             self.told.remove(&answer.ticket);
             self.bypassed_at_once += 1;
+            if let Some(session) = &answer.session {
+                self.closings.used(session, &answer.ticket);
+            }
             self.count(bypass_name(reason));
             self.immediate.insert(answer.ticket.clone(), now);
         }
@@ -968,6 +1034,21 @@ impl Audit {
             bypassed == expected,
             "{bypassed} bypasses counted of {expected}"
         );
+        let seen = Judged {
+            now: self.last_turn,
+            judged_at,
+            policy: Some(&view.policy),
+            mixed: false,
+        };
+        let members = view
+            .engines
+            .iter()
+            .map(|engine| engine.id.clone())
+            .collect();
+        let blocked = self.blocked_until;
+        if self.hold.is_none() {
+            self.closings.at_rest(seen, blocked, &members)?;
+        }
         // LEA2; a turn is at most a second away.
         let late = Span::from_secs(5);
         if let Some((_, since)) = self.renewed.values().min_by_key(|(_, since)| *since) {
@@ -1017,6 +1098,7 @@ impl Audit {
             })
             .count();
         hold!("I9", forgotten <= old, "{forgotten} rows are missing");
+        self.closings.same(&kept.closes, self.last_turn)?;
         self.same_numbers(kept)
     }
 
@@ -1069,8 +1151,21 @@ impl Audit {
     }
 
     /// A take-over was kept: LEA4 for each lease, and nothing else may have changed.
-    pub(crate) fn took_over(&mut self, commit: &KeptCommit, now: Timestamp) -> Held {
+    pub(crate) fn took_over(
+        &mut self,
+        commit: &KeptCommit,
+        now: Timestamp,
+        clock: u64,
+        world: &World,
+    ) -> Held {
         self.numbers(commit)?;
+        self.closings.starts(now, clock);
+        let seen = Judged {
+            now,
+            judged_at: now,
+            policy: None,
+            mixed: false,
+        };
         self.hold = None;
         self.last_turn = now;
         self.blocked(now);
@@ -1078,9 +1173,10 @@ impl Audit {
             match record {
                 Record::Ticket(ticket) => self.graced(ticket, now)?,
                 Record::Forgotten(row) => self.forgotten(*row, now)?,
-                other => self.other(other)?,
+                other => self.other(other, seen, world)?,
             }
         }
+        self.closings.whole()?;
         self.accounts()?;
         for (end, row) in &self.ends {
             let Some(Stage::Held(lease)) = self.tickets.get(row).map(|ticket| &ticket.stage) else {
@@ -1150,6 +1246,7 @@ impl Audit {
             kept.tickets.len(),
             self.tickets.len()
         );
+        self.closings.same(&kept.closes, now)?;
         hold!(
             "I9",
             kept.tally == self.tally,
@@ -1201,6 +1298,9 @@ impl Audit {
             "{} waiters are left at the end",
             view.waiting
         );
+        if view.policy.session_lifecycle {
+            self.closings.at_the_end()?;
+        }
         Ok(())
     }
 }

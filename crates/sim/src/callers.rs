@@ -2,10 +2,11 @@
 //! retries, renew in time, and cancel in the background after they went on without an answer. And
 //! what happens to them: they die, stay away, ask twice at once, and use a ticket once more.
 
-use kvgate_core::command::Acquire;
+use kvgate_core::close::{CloseMode, CloseReason};
+use kvgate_core::command::{Acquire, CloseRequest};
 use kvgate_core::decision::Scope;
 use kvgate_core::effect::{Answer, Outcome};
-use kvgate_core::ids::{LeaseId, SessionId, TicketId};
+use kvgate_core::ids::{Label, LeaseId, SessionId, TicketId};
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Span, Tokens};
 
@@ -21,6 +22,7 @@ pub(crate) enum Call {
     Release(LeaseId),
     Renew(LeaseId, Option<Span>),
     Cancel(TicketId),
+    Close(CloseRequest),
 }
 
 /// What a caller is told.
@@ -33,6 +35,8 @@ pub(crate) enum Told {
     Released,
     Renewed(bool),
     Cancelled,
+    /// To a close.
+    Closed,
     /// `store_unavailable`, `recovering` or `draining`.
     Unavailable,
     /// The connection broke.
@@ -75,6 +79,10 @@ pub(crate) struct Caller {
     asked: Option<Acquire>,
     retries: u64,
     working: u64,
+    /// Its present program; each has a session of its own.
+    program: u64,
+    /// The session of that program was closed.
+    closed: bool,
     retiring: bool,
 }
 
@@ -101,6 +109,8 @@ impl Caller {
             asked: None,
             retries: 0,
             working: 0,
+            program: 0,
+            closed: false,
             retiring: false,
         }
     }
@@ -196,11 +206,21 @@ impl Caller {
                 max_new: Tokens::clamped(u128::from(dice.between(0, 400))),
             }
         };
-        let (Ok(ticket), Ok(session)) = (
+        // The next program has a session of its own; now and then one is used again after its close.
+        if std::mem::take(&mut self.closed) && !dice.one_in(5) {
+            self.program += 1;
+        }
+        let (Ok(ticket), Some(session)) = (
             TicketId::new(&format!("c{}-{}", self.n, self.attempt)),
-            SessionId::new(&format!("s{}", self.n)),
+            self.session(dice),
         ) else {
             return;
+        };
+        // Names that begin other names, and names that do not.
+        let request_id = match dice.between(1, 4) {
+            1 => None,
+            2 => Label::new(&format!("x{}", self.attempt)).ok(),
+            _ => Label::new(&format!("r{}-{}-", self.n, self.attempt)).ok(),
         };
         self.working = dice.between(50, manner.work);
         self.asked = Some(Acquire {
@@ -215,9 +235,63 @@ impl Caller {
             protected: dice.one_in(50),
             ttl: Span::from_millis(dice.between(1_000, 90_000)),
             client: None,
-            request_id: None,
+            request_id,
             stays: true,
         });
+    }
+
+    /// Its own session, or one that several callers use at once.
+    fn session(&self, dice: &mut Dice) -> Option<SessionId> {
+        let name = if dice.one_in(8) {
+            format!("shared-{}", dice.between(0, 2))
+        } else {
+            format!("s{}-{}", self.n, self.program)
+        };
+        SessionId::new(&name).ok()
+    }
+
+    /// Closes the session of the last attempt: once, twice, or once more when it is done by then.
+    fn close(&mut self, how: &'static str, dice: &mut Dice, out: &mut Vec<Wish>) {
+        let Some(session) = self.asked.as_ref().map(|asked| asked.session.clone()) else {
+            return;
+        };
+        out.push(Wish::Note(how));
+        self.closed = true;
+        let request = CloseRequest {
+            session,
+            mode: if dice.one_in(3) {
+                CloseMode::Abort
+            } else {
+                CloseMode::Join
+            },
+            reason: match dice.between(1, 3) {
+                1 => None,
+                2 => Some(CloseReason::Terminal),
+                _ => Some(CloseReason::Dropped),
+            },
+        };
+        if dice.one_in(5) {
+            out.push(Wish::Note("closed twice"));
+            let late = dice.pick(&[0, 400, 3_000, 30_000, 90_000], 0);
+            let again = CloseRequest {
+                mode: CloseMode::Abort,
+                ..request.clone()
+            };
+            out.push(Wish::Send(Call::Close(again), late));
+        }
+        out.push(Wish::Send(Call::Close(request), 0));
+    }
+
+    /// An engine aborted the requests whose names begin so. Whose it was gives its lease back.
+    pub(crate) fn aborted(&mut self, begin: &Label, dice: &mut Dice, out: &mut Vec<Wish>) {
+        let asked = self.asked.as_ref();
+        let hit = asked
+            .and_then(|asked| asked.request_id.as_ref())
+            .is_some_and(|own| own.as_str().starts_with(begin.as_str()));
+        if let (true, Phase::Working(lease, _)) = (hit, self.phase) {
+            out.push(Wish::Note("aborted at work"));
+            self.release(lease, dice, out);
+        }
     }
 
     fn ask(&mut self, dice: &mut Dice, out: &mut Vec<Wish>) {
@@ -261,6 +335,20 @@ impl Caller {
     }
 
     fn idle(&mut self, manner: Manner, dice: &mut Dice, out: &mut Vec<Wish>) {
+        if !self.closed && dice.one_in(4) {
+            self.close("closed at the end", dice, out);
+        }
+        if dice.one_in(80)
+            && let Ok(session) = SessionId::new(&format!("never-{}-{}", self.n, self.attempt))
+        {
+            out.push(Wish::Note("closed an unknown session"));
+            let request = CloseRequest {
+                session,
+                mode: CloseMode::Join,
+                reason: None,
+            };
+            out.push(Wish::Send(Call::Close(request), 0));
+        }
         self.go(Phase::Idle, dice.between(10, manner.think), out);
     }
 
@@ -342,7 +430,7 @@ impl Caller {
                     self.idle(manner, dice, out);
                 }
             }
-            Told::Renewed(true) => {}
+            Told::Renewed(true) | Told::Closed => {}
             Told::Renewed(false) => {
                 if let Phase::Working(..) = self.phase {
                     out.push(Wish::Note("lease lost while working"));
@@ -398,6 +486,9 @@ impl Caller {
                 if dice.one_in(manner.dies) {
                     return self.die(dice, "vanished at the grant", out);
                 }
+                if dice.one_in(14) {
+                    self.close("closed too early", dice, out);
+                }
                 let until = now + self.working;
                 let next = self.renew_after(self.working, dice);
                 self.go(Phase::Working(*lease, until), next, out);
@@ -410,6 +501,10 @@ impl Caller {
                     1 | 2 => {
                         out.push(Wish::Note("stayed away from the line"));
                         self.go(Phase::Asking, dice.between(8_000, 30_000), out);
+                    }
+                    4 => {
+                        self.close("closed while waiting", dice, out);
+                        self.go(Phase::Asking, dice.between(5, 1_500), out);
                     }
                     3 => {
                         if let Some(asked) = &self.asked {

@@ -8,8 +8,12 @@
 //! and from a chain only the tail it needs. Simplifications, on purpose: the KV of a prompt is
 //! allocated when its request is admitted, a shared prefix can be reused from then on, a page is
 //! one token, and decode runs at one rate per request, bounded by a rate of the whole engine.
+//!
+//! What a session close does depends on the version ([`Family`]). Both tag the KV of a session when a
+//! request of it ends; the one frees what only the closed session holds, the other lets go of it, so
+//! that it is evicted first. A close while a request runs frees nothing in either.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use kvgate_core::units::{Ppm, Span};
@@ -19,6 +23,21 @@ const SLICE_MS: u64 = 50;
 /// Share of the completion budget that the engine holds free for a request when it admits, in per
 /// cent. The engine bets that most requests stop early, and retracts when the bet is lost.
 const NEW_TOKEN_PERCENT: u64 = 40;
+
+/// Closed ids that an engine remembers.
+const TOMBSTONES_MAX: usize = 8_192;
+
+/// What a session close means to an engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Family {
+    /// SGLang 0.5.15 to 0.5.16: frees the KV that only this session holds. A closed id is not tagged
+    /// again until many other closes have pushed it out of the engine's memory.
+    #[default]
+    Frees,
+    /// SGLang 0.5.17 and later: frees nothing. KV that no session holds is evicted first, and a
+    /// request that comes after the close opens the id again.
+    LetsGo,
+}
 
 /// What an engine is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +52,8 @@ pub struct EngineSpec {
     pub prefill_tokens_per_s: u64,
     /// Most requests that run at once.
     pub running_max: usize,
+    /// What a session close does.
+    pub family: Family,
 }
 
 impl Default for EngineSpec {
@@ -44,6 +65,7 @@ impl Default for EngineSpec {
             decode_tokens_per_s_max: 3_600,
             prefill_tokens_per_s: 40_000,
             running_max: 256,
+            family: Family::Frees,
         }
     }
 }
@@ -180,6 +202,8 @@ struct PrefixNode {
     /// Running requests that need it.
     locks: u32,
     last_use: u64,
+    /// Sessions that hold it.
+    tags: BTreeSet<Arc<str>>,
 }
 
 /// A session's chain: its KV below one shared prefix, or below the root.
@@ -189,6 +213,8 @@ struct Chain {
     /// Length that a running request reuses, and how many requests reuse that much.
     locks: BTreeMap<u64, u32>,
     last_use: u64,
+    /// Its session holds it.
+    tagged: bool,
 }
 
 impl Chain {
@@ -227,6 +253,8 @@ struct Queued {
     decoded: u64,
     retractions: u32,
     first_run: Option<FirstRun>,
+    /// Closes that the engine had seen when the request arrived.
+    closes_before: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -300,6 +328,11 @@ pub struct Engine {
     finished: Vec<Finished>,
     prefill_rest: u64,
     counters: Counters,
+    /// Closes so far.
+    closes: u64,
+    /// Which close was the last of a session, and the sessions in that order.
+    closed: BTreeMap<Arc<str>, u64>,
+    tombstones: BTreeMap<u64, Arc<str>>,
 }
 
 impl Engine {
@@ -318,6 +351,9 @@ impl Engine {
             finished: Vec::new(),
             prefill_rest: 0,
             counters: Counters::default(),
+            closes: 0,
+            closed: BTreeMap::new(),
+            tombstones: BTreeMap::new(),
         }
     }
 
@@ -360,6 +396,16 @@ impl Engine {
             .sum()
     }
 
+    /// The part of that KV which the session holds: a close frees it or lets go of it.
+    #[must_use]
+    pub fn held(&self, session: &str) -> u64 {
+        self.chains_of(session)
+            .filter_map(|key| self.chains.get(&key))
+            .filter(|chain| chain.tagged)
+            .map(|chain| chain.tokens)
+            .sum()
+    }
+
     /// Takes a request into the engine's own queue.
     ///
     /// # Errors
@@ -380,6 +426,7 @@ impl Engine {
             decoded: 0,
             retractions: 0,
             first_run: None,
+            closes_before: self.closes,
         });
         Ok(())
     }
@@ -407,37 +454,71 @@ impl Engine {
         aborted
     }
 
-    /// Frees the KV of a session that nothing locks and no other session shares, its shared prefix
-    /// too when it was the last one on it. Says how many tokens became available.
-    ///
-    /// This is what SGLang 0.5.15 to 0.5.16 do; here is the place for the rules of other versions.
+    /// Closes a session, with the meaning of the engine's [`Family`]. Says how many tokens became
+    /// available. KV that a running request locks stays, and is not held by the session afterwards.
     pub fn close_session(&mut self, session: &str) -> u64 {
+        let name: Arc<str> = Arc::from(session);
+        self.entomb(&name);
         let before = self.available;
         let keys: Vec<ChainKey> = self.chains_of(session).collect();
         for key in keys {
+            let frees = self.spec.family == Family::Frees;
             let Some(chain) = self.chains.get_mut(&key) else {
                 continue;
             };
-            let freed = chain.evictable();
-            chain.tokens -= freed;
-            let gone = chain.locks.is_empty();
-            self.available += freed;
-            if !gone {
-                continue;
+            let was_tagged = std::mem::take(&mut chain.tagged);
+            if frees && was_tagged {
+                let freed = chain.evictable();
+                chain.tokens -= freed;
+                self.available += freed;
             }
-            self.chains.remove(&key);
-            if let (_, Some(prefix)) = &key
-                && !self.has_children(prefix)
+            if chain.tokens == 0 && chain.locks.is_empty() {
+                self.chains.remove(&key);
+            }
+        }
+        let held: Vec<PrefixKey> = self
+            .prefixes
+            .iter_mut()
+            .filter_map(|(key, node)| node.tags.remove(&name).then(|| key.clone()))
+            .collect();
+        for key in held {
+            let goes = self.spec.family == Family::Frees
+                && !self.has_children(&key)
                 && self
                     .prefixes
-                    .get(prefix)
-                    .is_some_and(|node| node.locks == 0)
-                && let Some(node) = self.prefixes.remove(prefix)
-            {
+                    .get(&key)
+                    .is_some_and(|node| node.locks == 0 && node.tags.is_empty());
+            if goes && let Some(node) = self.prefixes.remove(&key) {
                 self.available += node.tokens;
             }
         }
         self.available - before
+    }
+
+    /// Remembers that a session was closed, and forgets the oldest one too many.
+    fn entomb(&mut self, session: &Arc<str>) {
+        self.closes += 1;
+        if let Some(before) = self.closed.insert(session.clone(), self.closes) {
+            self.tombstones.remove(&before);
+        }
+        self.tombstones.insert(self.closes, session.clone());
+        if self.tombstones.len() > TOMBSTONES_MAX
+            && let Some((_, oldest)) = self.tombstones.pop_first()
+        {
+            self.closed.remove(&oldest);
+        }
+    }
+
+    /// Whether the KV of a request that ends now is held by its session.
+    fn tags(&self, of: &Queued) -> bool {
+        if of.request.session.is_empty() {
+            return false;
+        }
+        match (self.spec.family, self.closed.get(&of.request.session)) {
+            (_, None) => true,
+            (Family::Frees, Some(_)) => false,
+            (Family::LetsGo, Some(closed)) => *closed <= of.closes_before,
+        }
     }
 
     /// Moves time on by `span` and returns what ended, in order.
@@ -582,6 +663,7 @@ impl Engine {
                 tokens: 0,
                 locks: 0,
                 last_use: uses,
+                tags: BTreeSet::new(),
             });
             node.locks += 1;
             node.last_use = uses;
@@ -705,7 +787,9 @@ impl Engine {
         let kept = running.own - lost;
         self.uses += 1;
         let uses = self.uses;
+        let tagged = self.tags(&running.from);
         let chain = self.chains.entry(running.key()).or_default();
+        chain.tagged |= tagged;
         // Another request of the session may have grown the chain meanwhile: the same KV is kept once.
         let before = chain.tokens;
         chain.tokens = before.max(running.hit + kept);
@@ -714,6 +798,9 @@ impl Engine {
         self.available += running.own - grown;
         if let Some(node) = running.key().1.and_then(|id| self.prefixes.get_mut(&id)) {
             node.last_use = uses;
+            if tagged {
+                node.tags.insert(running.from.request.session.clone());
+            }
         }
         if self
             .chains
@@ -773,8 +860,8 @@ impl Engine {
         });
     }
 
-    /// Takes free tokens, evicting the least recently used cache when there are too few. The caller
-    /// has checked that there is room.
+    /// Takes free tokens, evicting the least recently used cache when there are too few; what no
+    /// session holds goes first where a close lets go. The caller has checked that there is room.
     fn take(&mut self, tokens: u64) {
         while self.available < tokens {
             if !self.evict_one(tokens - self.available) {
@@ -785,20 +872,23 @@ impl Engine {
     }
 
     fn evict_one(&mut self, wanted: u64) -> bool {
+        let lets_go = self.spec.family == Family::LetsGo;
         let chain = self
             .chains
             .iter()
             .filter(|(_, chain)| chain.evictable() > 0)
-            .min_by_key(|(_, chain)| chain.last_use)
-            .map(|(key, chain)| (chain.last_use, key.clone()));
+            .map(|(key, chain)| ((lets_go && chain.tagged, chain.last_use), key))
+            .min_by_key(|(order, _)| *order)
+            .map(|(order, key)| (order, key.clone()));
         let prefix = self
             .prefixes
             .iter()
             .filter(|(id, node)| node.locks == 0 && node.tokens > 0 && !self.has_children(id))
-            .min_by_key(|(_, node)| node.last_use)
-            .map(|(id, node)| (node.last_use, id.clone()));
+            .map(|(id, node)| ((lets_go && !node.tags.is_empty(), node.last_use), id))
+            .min_by_key(|(order, _)| *order)
+            .map(|(order, id)| (order, id.clone()));
         let freed = match (chain, prefix) {
-            (Some((chain_use, _)), Some((prefix_use, id))) if prefix_use < chain_use => {
+            (Some((chain_order, _)), Some((prefix_order, id))) if prefix_order < chain_order => {
                 self.prefixes.remove(&id).map_or(0, |node| node.tokens)
             }
             (None, Some((_, id))) => self.prefixes.remove(&id).map_or(0, |node| node.tokens),
@@ -838,7 +928,16 @@ mod tests {
             decode_tokens_per_s_max: 100_000,
             prefill_tokens_per_s: 100_000,
             running_max: 64,
+            family: Family::Frees,
         })
+    }
+
+    fn later_engine(pool_tokens: u64) -> Engine {
+        let spec = EngineSpec {
+            family: Family::LetsGo,
+            ..*engine(pool_tokens).spec()
+        };
+        Engine::new(spec)
     }
 
     fn request(rid: &str, session: &str, prompt: u64, decode: u64) -> Request {
@@ -960,8 +1059,16 @@ mod tests {
         assert_eq!(engine.close_session("nobody"), 0);
     }
 
+    /// Serves one turn of a session, and checks the sums.
+    fn serve(engine: &mut Engine, session: &str, prompt: u64, decode: u64) -> Finished {
+        engine
+            .submit(request("turn", session, prompt, decode))
+            .unwrap();
+        run(engine).pop().unwrap()
+    }
+
     #[test]
-    fn close_frees_nothing_that_runs() {
+    fn close_frees_nothing_that_runs_and_spoils_the_id() {
         let mut engine = engine(10_000);
         let turn = shared(request("r1", "s1", 4_000, 500), "tools", 1_000);
         engine.submit(turn).unwrap();
@@ -970,7 +1077,200 @@ mod tests {
         engine.check().unwrap();
         run(&mut engine);
         assert_eq!(engine.gauges().evictable, 4_500);
-        assert_eq!(engine.close_session("s1"), 4_500);
+        assert_eq!(engine.held("s1"), 0, "not tagged any more");
+        assert_eq!(engine.close_session("s1"), 0, "the second close finds none");
+        let turn = shared(request("r2", "s1", 5_000, 100), "tools", 1_000);
+        engine.submit(turn).unwrap();
+        run(&mut engine);
+        assert_eq!(
+            engine.close_session("s1"),
+            0,
+            "an id that was closed is spoilt"
+        );
+        assert_eq!(engine.gauges().evictable, 5_100);
+    }
+
+    /// The trace of the real cache of SGLang 0.5.15.post1, line by line: whatever it does here must
+    /// give the gauges that stand there.
+    #[test]
+    fn the_recorded_trace_of_a_close_is_replayed() {
+        let trace = include_str!("../tests/fixtures/session-close-trace-0.5.15.post1.txt");
+        let mut model = engine(10_000);
+        let mut compared = 0;
+        let mut freed = 0;
+        for line in trace.lines() {
+            let turn = |session: &str, prompt, decode| {
+                shared(request("turn", session, prompt, decode), "tools", 1_000)
+            };
+            let serve = |model: &mut Engine, turn: Request| {
+                model.submit(turn).unwrap();
+                run(model);
+            };
+            let does = |begin: &str| line.starts_with(begin);
+            if does("A (3500 tok)") {
+                serve(&mut model, turn("A", 3_000, 500));
+                serve(&mut model, turn("B", 1_900, 100));
+            } else if does("close(A)") {
+                freed = model.close_session("A");
+            } else if does("close(unknown)") {
+                freed = model.close_session("unknown");
+            } else if does("id A reused") {
+                serve(&mut model, turn("A", 1_900, 100));
+            } else if does("close(B)") {
+                freed = model.close_session("B");
+            } else if does("C running") {
+                model = engine(10_000);
+                model.submit(request("c", "C", 4_000, 500)).unwrap();
+                model.step(Span::from_millis(50));
+                model.check().unwrap();
+                assert_eq!(model.gauges().running, 1);
+            } else if does("close(C)") || does("second close(C)") {
+                freed = model.close_session("C");
+            } else if does("C finished") {
+                run(&mut model);
+            } else if does("after 8192 other closes") {
+                for other in 0..TOMBSTONES_MAX {
+                    model.close_session(&format!("other-{other}"));
+                }
+                serve(&mut model, request("c2", "C", 4_500, 0));
+                freed = model.close_session("C");
+            }
+            if let Some((_, nodes)) = line.split_once("freed") {
+                let nodes: u64 = nodes.rsplit(' ').next().unwrap().parse().unwrap();
+                assert_eq!(freed > 0, nodes > 0, "{line}");
+            }
+            let Some((_, gauges)) = line.split_once("available=") else {
+                continue;
+            };
+            let numbers: Vec<u64> = gauges
+                .split(|c: char| !c.is_ascii_digit())
+                .filter_map(|number| number.parse().ok())
+                .collect();
+            let own = model.gauges();
+            // A running request writes while time moves: its first slice stands for the moment.
+            let written = if own.running > 0 { own.used - 4_000 } else { 0 };
+            assert!(written < 10, "{own:?}");
+            assert_eq!(
+                numbers,
+                [own.available + written, own.evictable, own.used - written],
+                "{line}"
+            );
+            compared += 1;
+        }
+        assert_eq!(compared, 11, "every line with gauges");
+    }
+
+    /// What the real engines answered and showed (`calls.json`, `summary.json` of the captures):
+    /// two sessions with 300 + 8 tokens, close of the first, both prompts again.
+    #[test]
+    fn the_real_engines_of_both_families_are_matched() {
+        // Family, evictable tokens before and after the close as shown, tokens found by A and by B.
+        let captures = [
+            (Family::Frees, 640, 333, 0, 299),
+            (Family::LetsGo, 640, 640, 299, 299),
+        ];
+        for (family, before, after, found_a, found_b) in captures {
+            let mut engine = Engine::new(EngineSpec {
+                family,
+                ..*engine(8_192).spec()
+            });
+            serve(&mut engine, "sess-A", 300, 8);
+            serve(&mut engine, "sess-B", 300, 8);
+            let shown = engine.gauges().evictable;
+            let freed = engine.close_session("sess-A");
+            assert_eq!(engine.close_session("sess-A"), 0, "again");
+            assert_eq!(engine.close_session("never-seen"), 0);
+            assert_eq!(engine.gauges().evictable, shown - freed);
+            // The real cache keeps no KV of the last token, and recomputes the last of a prompt.
+            assert_eq!(freed.saturating_sub(1), before - after, "{family:?}");
+            let a = serve(&mut engine, "sess-A", 300, 1).cached_tokens;
+            let b = serve(&mut engine, "sess-B", 300, 1).cached_tokens;
+            assert_eq!(
+                (a.saturating_sub(1), b.saturating_sub(1)),
+                (found_a, found_b),
+                "{family:?}"
+            );
+            // The second life of A: spoilt in the one, let go once more in the other.
+            assert_eq!(engine.held("sess-A") > 0, family == Family::LetsGo);
+            assert_eq!(engine.close_session("sess-A"), 0);
+            // A close while it decodes frees nothing, and the KV is found afterwards.
+            engine.submit(request("c", "sess-C", 300, 400)).unwrap();
+            engine.step(Span::from_secs(1));
+            assert_eq!(engine.close_session("sess-C"), 0);
+            run(&mut engine);
+            assert_eq!(engine.held("sess-C"), 0, "{family:?}");
+            assert_eq!(serve(&mut engine, "sess-C", 300, 1).cached_tokens, 300);
+        }
+    }
+
+    #[test]
+    fn a_later_engine_lets_go_and_evicts_that_first() {
+        let mut engine = later_engine(10_000);
+        for session in ["s1", "s2", "s3"] {
+            serve(&mut engine, session, 2_900, 100);
+        }
+        let before = engine.gauges();
+        assert_eq!(engine.close_session("s3"), 0);
+        assert_eq!(engine.gauges(), before, "no gauge moves by a close");
+        assert_eq!((engine.held("s3"), engine.cached("s3")), (0, 3_000));
+        serve(&mut engine, "s4", 2_900, 100);
+        assert_eq!(
+            engine.cached("s3"),
+            1_000,
+            "the newest, but nobody holds it"
+        );
+        assert_eq!((engine.cached("s1"), engine.cached("s2")), (3_000, 3_000));
+        serve(&mut engine, "s5", 1_900, 100);
+        assert_eq!(engine.cached("s3"), 0);
+        assert_eq!(engine.cached("s1"), 2_000, "then the one used longest ago");
+    }
+
+    #[test]
+    fn a_later_engine_opens_an_id_again_by_a_request_that_comes_after_the_close() {
+        let mut engine = later_engine(10_000);
+        engine.submit(request("r1", "s1", 2_000, 500)).unwrap();
+        engine.step(Span::from_secs(1));
+        engine.close_session("s1");
+        run(&mut engine);
+        assert_eq!(engine.held("s1"), 0, "it arrived before the close");
+        serve(&mut engine, "s1", 2_600, 100);
+        assert_eq!(engine.held("s1"), 2_700, "held until another close");
+        engine.close_session("s1");
+        assert_eq!((engine.held("s1"), engine.cached("s1")), (0, 2_700));
+    }
+
+    #[test]
+    fn a_later_engine_keeps_a_shared_prefix_while_a_session_holds_it() {
+        let mut engine = later_engine(5_000);
+        for session in ["s1", "s2"] {
+            let turn = shared(request(session, session, 1_900, 100), "tools", 1_000);
+            engine.submit(turn).unwrap();
+            run(&mut engine);
+        }
+        engine.close_session("s1");
+        serve(&mut engine, "s3", 2_900, 100);
+        assert_eq!((engine.cached("s1"), engine.cached("s2")), (0, 1_000));
+        engine.close_session("s2");
+        serve(&mut engine, "s4", 1_900, 100);
+        assert_eq!(engine.cached("s2"), 0, "its chain and the prefix went");
+        assert_eq!(engine.cached("s3"), 3_000);
+        assert_eq!(engine.gauges().evictable, 5_000);
+    }
+
+    /// A request without a session is held by nobody.
+    #[test]
+    fn a_close_leaves_what_has_no_session() {
+        let mut engine = engine(5_000);
+        let turn = shared(request("r1", "", 1_900, 100), "tools", 1_000);
+        engine.submit(turn).unwrap();
+        run(&mut engine);
+        let turn = shared(request("r2", "s1", 1_900, 100), "tools", 1_000);
+        engine.submit(turn).unwrap();
+        run(&mut engine);
+        assert_eq!(engine.close_session(""), 0);
+        assert_eq!(engine.close_session("r1"), 0);
+        assert_eq!(engine.close_session("s1"), 1_000);
+        assert_eq!(engine.gauges().evictable, 2_000);
     }
 
     #[test]

@@ -54,6 +54,10 @@ pub enum Planted {
     LosesReleases,
     /// A restart finds the counters at zero.
     LosesCounters,
+    /// A restart finds no close intents.
+    ForgetsCloses,
+    /// Close intents are not kept.
+    LosesCloses,
 }
 
 /// One commit as it was kept.
@@ -113,7 +117,9 @@ impl FaultyStore {
             Some(Planted::ResetsSeq) => image.seq = Seq(image.seq.0 / 2),
             Some(Planted::RepeatsLeaseIds) => image.next_issue = 1,
             Some(Planted::LosesCounters) => image.tally = kvgate_core::tally::Tally::default(),
-            Some(Planted::AcksWithoutKeeping | Planted::LosesReleases) | None => {}
+            Some(Planted::ForgetsCloses) => image.closes.clear(),
+            Some(Planted::AcksWithoutKeeping | Planted::LosesReleases | Planted::LosesCloses)
+            | None => {}
         }
         image
     }
@@ -130,6 +136,9 @@ impl FaultyStore {
                 !matches!(record, Record::Ticket(ticket)
                     if matches!(&ticket.stage, Stage::Ended(ended) if ended.how == EndHow::Released))
             });
+        }
+        if self.planted == Some(Planted::LosesCloses) {
+            records.retain(|record| !matches!(record, Record::Close(_)));
         }
         let Ok(()) = self.inner.commit(Commit {
             records: &records,

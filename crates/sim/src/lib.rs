@@ -13,6 +13,8 @@ mod audit;
 mod callers;
 pub mod clock;
 #[cfg(feature = "check")]
+mod closings;
+#[cfg(feature = "check")]
 mod dice;
 pub mod engine;
 #[cfg(feature = "check")]

@@ -2,16 +2,17 @@
 //! a fleet, an operator, and what goes wrong between them. One seed decides everything.
 //!
 //! Time is virtual, in milliseconds. The order of events is their time, then the order in which
-//! they were planned. After every turn the books are judged by [`crate::audit`].
+//! they were planned. After every turn the books are judged by the module `audit`.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use kvgate_core::batch::Committed;
 use kvgate_core::capacity::FleetConfig;
+use kvgate_core::close::{CallFailure, CallId, CallResult, CallWhat, EngineCall};
 use kvgate_core::command::Command;
 use kvgate_core::decision::EndHow;
-use kvgate_core::effect::{Answer, Effect, Outcome, Reply};
-use kvgate_core::ids::{LeaseId, Seq, TicketId};
+use kvgate_core::effect::{Answer, CloseReply, Effect, Outcome, Reply};
+use kvgate_core::ids::{CloseId, Label, LeaseId, Seq, Term, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::policy::{AdmissionScope, Policy};
 use kvgate_core::reading::Round;
@@ -31,10 +32,13 @@ use crate::shell::{CallNo, Shell, delivery};
 const BEGIN: u64 = 1_800_000_000_000;
 
 /// Time after the last caller is gone, by which everything must have ended.
-const QUIET: u64 = 160_000;
+const QUIET: u64 = 230_000;
 
 /// Time after that, by which every finished ticket must be forgotten.
 const FORGET: u64 = 640_000;
+
+/// How long a call to an engine waits for an answer (CLO6).
+const CALL_TIMEOUT: u64 = 5_000;
 
 /// Steps of one run; beyond them it has lost its way.
 const STEPS_MAX: u64 = 400_000;
@@ -70,6 +74,16 @@ pub enum PlantedFault {
     LosesGone,
     /// The gate writes every answer and tells the core that it was not written.
     DeniesDelivery,
+    /// The gate sends a close when it is asked for, whatever runs.
+    ClosesAtOnce,
+    /// The gate sends every call to an engine twice.
+    CallsTwice,
+    /// The gate takes every call that came to nothing for delivered.
+    BelievesInDelivery,
+    /// The gate aborts by the first letter of a request's name.
+    AbortsTooMuch,
+    /// The gate does not say that a session was used anew.
+    HidesReopened,
 }
 
 /// What stands in the writer's inbox.
@@ -80,6 +94,8 @@ enum Message {
     Gone(CallNo),
     Signal(Command),
     Round(Round),
+    /// What calls to engines came to.
+    Called(Vec<(CallId, CallResult)>),
     Stop,
 }
 
@@ -101,6 +117,12 @@ enum Event {
     },
     Wake(usize, u64),
     Signal(u64, Command),
+    /// A call of the gate reaches its engine; it went out at the given time.
+    AtEngine(Box<EngineCall>, u64),
+    /// The gate learns what a call came to.
+    Came(CallId, CallResult),
+    /// What calls came to is handed to the writer.
+    HandIn,
     PollBegin(u64),
     PollEnd(u64, Timestamp),
     World,
@@ -123,6 +145,7 @@ enum Answerer {
     Release(CallNo, LeaseId),
     Renew(CallNo, LeaseId),
     Cancel(CallNo, TicketId),
+    Close(CallNo),
     Nobody,
 }
 
@@ -158,6 +181,8 @@ struct Run {
     net: Dice,
     events: BTreeMap<(u64, u64), Event>,
     planned: u64,
+    /// Calls that a planted fault made.
+    planted: u64,
     calls: u64,
     callers: Vec<Caller>,
     lives: Vec<u64>,
@@ -186,6 +211,9 @@ struct Run {
     kills: bool,
     ended: bool,
     leases: Vec<LeaseId>,
+    closes: Vec<CloseId>,
+    /// What calls to engines came to and the writer has not heard of.
+    came: Vec<(CallId, CallResult)>,
     /// Waiters without an open connection, and since when.
     alone: BTreeMap<TicketId, Timestamp>,
     events_kept: usize,
@@ -214,6 +242,33 @@ pub fn run(plan: Plan, events: usize) -> Result<Summary, Box<Failure>> {
     }
 }
 
+/// Settings of the session lifecycle.
+fn lifecycle(dice: &mut Dice) -> Policy {
+    let span = |millis: u64| Span::from_millis(millis);
+    Policy {
+        session_lifecycle: !dice.one_in(6),
+        close_attempts: dice.pick(&[1, 2, 4, 8, 8], 8),
+        close_deadline: span(dice.pick(&[2_000, 10_000, 40_000, 120_000], 120_000)),
+        join_timeout: match dice.between(1, 3) {
+            1 => Some(span(dice.pick(&[0, 500, 4_000, 20_000], 4_000))),
+            _ => None,
+        },
+        session_idle_close: match dice.between(1, 4) {
+            1 => Some(span(dice.pick(&[1_000, 8_000, 40_000], 8_000))),
+            _ => None,
+        },
+        ..Policy::default()
+    }
+}
+
+/// The id of a call that the core did not make.
+const fn planted_id(number: u64) -> CallId {
+    CallId {
+        term: Term(0),
+        number,
+    }
+}
+
 fn millis(line: i128) -> u64 {
     u64::try_from(line).unwrap_or(0)
 }
@@ -221,7 +276,7 @@ fn millis(line: i128) -> u64 {
 impl Run {
     fn new(plan: Plan, events_kept: usize) -> Self {
         let mut dice = Dice::new(plan.seed, 2);
-        let world = World::new(&mut dice);
+        let world = World::new(BEGIN, &mut dice);
         let policy = Policy {
             program_admission: true,
             max_wait: Span::from_secs(dice.pick(&[0, 3, 10, 30, 60], 30)),
@@ -232,7 +287,7 @@ impl Run {
             } else {
                 AdmissionScope::Train
             },
-            ..Policy::default()
+            ..lifecycle(&mut dice)
         };
         // Half of the runs have an honest disk.
         let odds = if dice.one_in(2) {
@@ -258,6 +313,7 @@ impl Run {
             net: Dice::new(plan.seed, 3),
             events: BTreeMap::new(),
             planned: 0,
+            planted: 0,
             calls: 0,
             callers: (0_u64..).take(count).map(Caller::new).collect(),
             lives: vec![0; count],
@@ -290,6 +346,8 @@ impl Run {
             kills: false,
             ended: false,
             leases: Vec::new(),
+            closes: Vec::new(),
+            came: Vec::new(),
             alone: BTreeMap::new(),
             events_kept,
             events_seen: VecDeque::new(),
@@ -446,6 +504,15 @@ impl Run {
                     self.inbox.push(Message::Signal(command));
                 }
             }
+            Event::AtEngine(call, sent_at) => self.at_engine(&call, sent_at),
+            Event::Came(id, result) => {
+                if self.came.is_empty() {
+                    let after = self.net.pick(&[0, 0, 3, 40, 1_500], 0);
+                    self.plan_in(after, Event::HandIn);
+                }
+                self.came.push((id, result));
+            }
+            Event::HandIn => self.hand_outcomes_in(),
             Event::PollBegin(boot) if boot == self.boot => {
                 if self.now < self.frozen_until {
                     let after = self.frozen_until - self.now;
@@ -472,7 +539,9 @@ impl Run {
             }
             Event::PollBegin(_) | Event::PollEnd(..) => {}
             Event::World => {
-                if let Some(what) = self.world.change(self.now, &mut self.dice) {
+                // What changes while the process is frozen, it sees afterwards.
+                let now = self.now.max(self.frozen_until);
+                if let Some(what) = self.world.change(now, &mut self.dice) {
                     self.audit.count(what);
                     self.note(|| what.to_owned());
                 }
@@ -497,7 +566,7 @@ impl Run {
                 let span = self.dice.pick(&[300, 1_200, 4_000, 12_000, 40_000], 1_200);
                 self.audit.count("frozen");
                 self.note(|| format!("frozen for {span} ms"));
-                self.frozen_until = self.now + span;
+                self.frozen_until = self.frozen_until.max(self.now + span);
                 let after = self.dice.between(15_000, 200_000);
                 self.plan_in(after, Event::Freeze);
             }
@@ -530,6 +599,12 @@ impl Run {
         for caller in &mut self.callers {
             caller.retire();
         }
+        // What is open must be able to end.
+        let policy = Policy {
+            session_lifecycle: true,
+            ..self.policy.clone()
+        };
+        self.inbox.push(Message::Signal(Command::Configure(policy)));
         let calls: Vec<CallNo> = self.open.keys().copied().collect();
         for call in calls {
             let after = self.net.between(0, 200);
@@ -540,7 +615,16 @@ impl Run {
     fn operate(&mut self) {
         let after = self.dice.between(10_000, 150_000);
         self.plan_in(after, Event::Operator);
-        let command = match self.dice.between(1, 6) {
+        let command = match self.dice.between(1, 8) {
+            7 | 8 => {
+                let last = u64::try_from(self.closes.len()).unwrap_or(0);
+                let n = usize::try_from(self.dice.between(0, last)).unwrap_or(0);
+                let Some(close) = self.closes.get(n).copied() else {
+                    return;
+                };
+                self.audit.count("close retry asked");
+                Command::RetryClose(close)
+            }
             1 => {
                 let count = self.leases.len();
                 let last = u64::try_from(count).unwrap_or(0).saturating_sub(1);
@@ -555,7 +639,18 @@ impl Run {
             _ => {
                 let usual = self.policy.clone();
                 let mut policy = usual.clone();
-                match self.dice.between(1, 6) {
+                match self.dice.between(1, 8) {
+                    7 => policy.session_lifecycle = !usual.session_lifecycle,
+                    8 => {
+                        let drawn = lifecycle(&mut self.dice);
+                        policy = Policy {
+                            close_attempts: drawn.close_attempts,
+                            close_deadline: drawn.close_deadline,
+                            join_timeout: drawn.join_timeout,
+                            session_idle_close: drawn.session_idle_close,
+                            ..policy
+                        };
+                    }
                     1 => policy.paused = !usual.paused,
                     2 => policy.headroom = Ppm::clamped(self.dice.pick(&[500_000, 900_000], 1)),
                     3 => {
@@ -571,10 +666,12 @@ impl Run {
                 self.audit.count("settings changed");
                 self.note(|| format!("settings {policy:?}"));
                 // Nothing stays off for long.
-                if policy.paused || !policy.program_admission {
+                let lifecycle = policy.session_lifecycle || self.dice.one_in(2);
+                if policy.paused || !policy.program_admission || !policy.session_lifecycle {
                     let on = Policy {
                         paused: false,
                         program_admission: true,
+                        session_lifecycle: lifecycle,
                         ..policy.clone()
                     };
                     let after = self.dice.between(500, 20_000);
@@ -752,6 +849,152 @@ impl Run {
         }
     }
 
+    // ---- calls to engines ------------------------------------------------------------------------
+
+    /// A call leaves the gate: directly to its engine (CLO4).
+    fn send_to_engine(&mut self, call: EngineCall) {
+        self.note(|| format!("sent {call:?}"));
+        let on_the_way = if self.net.one_in(20) {
+            self.net.between(100, 4_000)
+        } else {
+            self.net.between(1, 30)
+        };
+        let sent_at = self.now;
+        self.plan_in(on_the_way, Event::AtEngine(Box::new(call), sent_at));
+    }
+
+    fn at_engine(&mut self, call: &EngineCall, sent_at: u64) {
+        let mut served = self.world.serve(self.now, &call.engine, &call.what);
+        if served.taken {
+            if let CallWhat::Abort(begin) = &call.what {
+                self.audit.count("aborted by an engine");
+                self.abort_callers(&begin.clone());
+            }
+            // Not before the gate could have seen the incarnation: it would take the failure for a
+            // sign of the old one.
+            if served.seen && self.net.one_in(30) {
+                self.audit.count("call done and its answer lost");
+                served.result = CallResult::Failed(if self.net.one_in(2) {
+                    CallFailure::Timeout
+                } else {
+                    CallFailure::Refused
+                });
+            }
+        }
+        let believes = self.plan.planted == Some(PlantedFault::BelievesInDelivery);
+        let result = if believes && matches!(served.result, CallResult::Failed(_)) {
+            CallResult::Status {
+                code: 200,
+                text: None,
+            }
+        } else {
+            served.result
+        };
+        self.audit.count(match &result {
+            CallResult::Status {
+                code: 200..=299, ..
+            } => "call answered well",
+            CallResult::Status { .. } => "call answered oddly",
+            CallResult::Failed(CallFailure::Timeout) => "call timed out",
+            CallResult::Failed(_) => "call not connected",
+        });
+        let after = match &result {
+            CallResult::Failed(CallFailure::Timeout) => {
+                (sent_at + CALL_TIMEOUT).saturating_sub(self.now)
+            }
+            _ => self.net.between(1, 30),
+        };
+        self.plan_in(after, Event::Came(call.id, result));
+    }
+
+    /// The requests whose names begin so end at their engine, whose ever they are.
+    fn abort_callers(&mut self, begin: &Label) {
+        for n in 0..self.callers.len() {
+            let mut wishes = Vec::new();
+            if let Some(caller) = self.callers.get_mut(n) {
+                caller.aborted(begin, &mut self.dice, &mut wishes);
+            }
+            self.grant_wishes(n, wishes);
+        }
+    }
+
+    /// What calls came to reaches the writer, in groups and in any order.
+    fn hand_outcomes_in(&mut self) {
+        if matches!(self.process, Process::Down(_)) {
+            // Nobody is there to hear of it; the next writer may.
+            self.plan_in(700, Event::HandIn);
+            return;
+        }
+        let mut group = Vec::new();
+        while !self.came.is_empty() && !self.net.one_in(5) {
+            let last = u64::try_from(self.came.len()).unwrap_or(1) - 1;
+            let n = usize::try_from(self.net.between(0, last)).unwrap_or(0);
+            group.push(self.came.swap_remove(n));
+        }
+        if !self.came.is_empty() {
+            let after = self.net.between(0, 50);
+            self.plan_in(after, Event::HandIn);
+        }
+        if !group.is_empty() {
+            self.inbox.push(Message::Called(group));
+        }
+    }
+
+    /// Faults of a gate that hands on what the core did not say.
+    fn plant(&mut self, effects: &mut Vec<Effect>) {
+        let mut more = Vec::new();
+        for effect in effects.iter_mut() {
+            match (self.plan.planted, effect) {
+                (
+                    Some(PlantedFault::ClosesAtOnce),
+                    Effect::Reply {
+                        reply: Reply::Close(CloseReply::Taken(close)),
+                        ..
+                    },
+                ) => {
+                    for engine in close.targets.keys() {
+                        self.planted += 1;
+                        more.push(Effect::Call(EngineCall {
+                            id: planted_id(self.planted),
+                            engine: engine.clone(),
+                            what: CallWhat::Close(close.session.clone()),
+                        }));
+                    }
+                }
+                (Some(PlantedFault::CallsTwice), Effect::Call(call)) => {
+                    self.planted += 1;
+                    more.push(Effect::Call(EngineCall {
+                        id: planted_id(self.planted),
+                        ..call.clone()
+                    }));
+                }
+                (Some(PlantedFault::AbortsTooMuch), Effect::Call(call)) => {
+                    if let CallWhat::Abort(begin) = &mut call.what
+                        && let Some(first) = begin.as_str().get(..1)
+                        && let Ok(short) = Label::new(first)
+                    {
+                        *begin = short;
+                    }
+                }
+                (
+                    Some(PlantedFault::HidesReopened),
+                    Effect::Parked {
+                        session_reopened, ..
+                    },
+                ) => *session_reopened = false,
+                (
+                    Some(PlantedFault::HidesReopened),
+                    Effect::Reply {
+                        reply: Reply::Acquire(Ok(answer)),
+                        ..
+                    },
+                ) => answer.session_reopened = false,
+                _ => {}
+            }
+        }
+        effects.append(&mut more);
+    }
+
     // ---- the process ---------------------------------------------------------------------------
 
     fn writer(&mut self) -> Held {
@@ -780,6 +1023,10 @@ impl Run {
         self.shell = Shell::default();
         self.inbox.clear();
         self.late_ends.clear();
+        // Those of a former writer must be nothing to the next one.
+        if self.net.one_in(2) {
+            self.came.clear();
+        }
         self.reattach = false;
         self.frozen_until = 0;
         for (_, Connection { caller, life }) in std::mem::take(&mut self.open) {
@@ -800,12 +1047,26 @@ impl Run {
 
     /// Opens the store and takes over.
     fn boot(&mut self) -> Held {
+        // A start may find other settings in its file.
+        if self.dice.one_in(4) {
+            let on = self.policy.session_lifecycle;
+            let drawn = lifecycle(&mut self.dice);
+            self.policy = Policy {
+                session_lifecycle: on,
+                close_attempts: drawn.close_attempts,
+                close_deadline: drawn.close_deadline,
+                join_timeout: drawn.join_timeout,
+                session_idle_close: drawn.session_idle_close,
+                ..self.policy.clone()
+            };
+        }
         let image = self.store.image();
         let stored = i128::from(image.now.millis()) - i128::from(self.now);
         self.offset = self.offset.max(stored);
         let now = self.line();
         self.note(|| format!("start at {now:?}"));
         self.audit.count("start");
+        self.world.read_anew();
         self.audit.lost();
         let salt = match self.plan.planted {
             Some(PlantedFault::Store(Planted::RepeatsLeaseIds)) => 7,
@@ -823,10 +1084,17 @@ impl Run {
         );
         let committed = batch.commit(&mut self.store);
         for commit in self.store.take_kept() {
-            self.audit.took_over(&commit, now)?;
+            self.audit.took_over(&commit, now, self.now, &self.world)?;
         }
         match committed {
             Ok(committed) => {
+                let calls = committed
+                    .effects
+                    .iter()
+                    .any(|effect| matches!(effect, Effect::Call(_)));
+                if calls {
+                    return broken("I12", "a start calls engines before it has read".to_owned());
+                }
                 let machine = committed.machine;
                 self.audit.recovered(&machine.kept(), now)?;
                 self.sight = Some(Sight::of(&machine.view()));
@@ -868,7 +1136,7 @@ impl Run {
                 Message::Gone(call) => {
                     self.shell.gone(call);
                 }
-                Message::Signal(_) | Message::Round(_) | Message::Stop => {}
+                Message::Signal(_) | Message::Round(_) | Message::Called(_) | Message::Stop => {}
             }
         }
         self.late_ends.clear();
@@ -887,7 +1155,7 @@ impl Run {
         }
         self.last_turn = self.now;
         let held_before = self.audit.holds();
-        self.audit.turn_begins(now);
+        self.audit.turn_begins(now, self.now);
         let Some(before) = self.sight.clone() else {
             return broken("I9", "a turn before a start".to_owned());
         };
@@ -914,11 +1182,14 @@ impl Run {
             mixed,
         };
         let committed = match committed {
-            Ok(committed) => committed,
+            Ok(mut committed) => {
+                self.plant(&mut committed.effects);
+                committed
+            }
             Err(fault) => {
                 for commit in self.store.take_kept() {
                     self.audit.count("commit kept and not acknowledged");
-                    self.audit.kept(&commit, &seen)?;
+                    self.audit.kept(&commit, &seen, &self.world)?;
                 }
                 // Nobody is told anything.
                 for answerer in answerers {
@@ -928,7 +1199,8 @@ impl Run {
                         | Answerer::Watch(call)
                         | Answerer::Release(call, _)
                         | Answerer::Renew(call, _)
-                        | Answerer::Cancel(call, _) => {
+                        | Answerer::Cancel(call, _)
+                        | Answerer::Close(call) => {
                             self.shell.ready.push((call, Told::Unavailable));
                         }
                         Answerer::Reloaded(_) | Answerer::Nobody => {}
@@ -1058,7 +1330,11 @@ impl Run {
                 }
                 Message::Signal(command) => {
                     mixed |= matches!(command, Command::Configure(_));
+                    if let Command::RetryClose(close) = &command {
+                        self.audit.closings.retried(*close);
+                    }
                     if let Command::Configure(policy) = &command {
+                        self.audit.closings.configured(&self.policy, policy, now);
                         self.policy = policy.clone();
                     }
                     self.signal(command, turn, answerers, now);
@@ -1067,6 +1343,15 @@ impl Run {
                     mixed = true;
                     self.audit.round(round.began_at);
                     turn.handle(Command::Round(round));
+                    answerers.push(Answerer::Nobody);
+                }
+                Message::Called(results) => {
+                    for (id, result) in &results {
+                        if !self.audit.closings.called(*id, result, now) {
+                            self.audit.count("outcome of an earlier writer");
+                        }
+                    }
+                    turn.handle(Command::Called(results));
                     answerers.push(Answerer::Nobody);
                 }
                 Message::Stop => last = true,
@@ -1126,6 +1411,7 @@ impl Run {
                 Command::Cancel(ticket.clone()),
                 Answerer::Cancel(call, ticket),
             ),
+            Call::Close(request) => (Command::Close(request), Answerer::Close(call)),
         };
         turn.handle(command);
         answerers.push(answerer);
@@ -1148,7 +1434,27 @@ impl Run {
             }
         }
         for commit in self.store.take_kept() {
-            self.audit.kept(&commit, seen)?;
+            self.audit.kept(&commit, seen, &self.world)?;
+        }
+        for effect in &committed.effects {
+            let said = match effect {
+                Effect::Parked {
+                    tag,
+                    session_reopened: true,
+                    ..
+                } => match answerers.get(tag.0) {
+                    Some(Some(Answerer::Acquire(_, ticket))) => Some(ticket),
+                    _ => None,
+                },
+                Effect::Reply {
+                    reply: Reply::Acquire(Ok(answer)),
+                    ..
+                } if answer.session_reopened => Some(&answer.ticket),
+                _ => None,
+            };
+            if let Some(ticket) = said {
+                self.audit.closings.said_reopened(ticket)?;
+            }
         }
         self.audit.told(&committed.effects, seq_before, seen)?;
         for effect in &committed.effects {
@@ -1177,7 +1483,7 @@ impl Run {
                     }
                     _ => {}
                 },
-                Effect::Parked { .. } => {}
+                Effect::Parked { .. } | Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
         Ok(())
@@ -1210,6 +1516,10 @@ impl Run {
                     if let Some(answerer) = answerers.get_mut(tag.0).and_then(Option::take) {
                         self.answer(answerer, reply);
                     }
+                }
+                Effect::Call(call) => self.send_to_engine(call),
+                Effect::CloseDone(close) => {
+                    self.note(|| format!("done: {close:?}"));
                 }
             }
         }
@@ -1269,6 +1579,15 @@ impl Run {
             }
             (Answerer::Cancel(call, _), Reply::Cancel(_)) => {
                 self.shell.ready.push((call, Told::Cancelled));
+            }
+            (Answerer::Close(call), Reply::Close(reply)) => {
+                if let CloseReply::Taken(close) = reply {
+                    if self.closes.len() > 20 {
+                        self.closes.clear();
+                    }
+                    self.closes.push(close.id);
+                }
+                self.shell.ready.push((call, Told::Closed));
             }
             _ => {}
         }

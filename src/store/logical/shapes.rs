@@ -4,8 +4,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kvgate_core::close::{
+    CallFailure, CallResult, CloseIntent, CloseMode, CloseReason, CloseStage, Reopened, Target,
+    TargetState,
+};
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
-use kvgate_core::ids::{EngineId, Epoch, Issue, Label, LeaseId, RowNo, Seq, SessionId, TicketId};
+use kvgate_core::ids::{
+    CloseId, EngineId, Epoch, Issue, Label, LeaseId, RowNo, Seq, SessionId, TicketId,
+};
 use kvgate_core::reading::{Role, StartMark};
 use kvgate_core::state::{EngineRow, EpochCause, EpochEntry, Start};
 use kvgate_core::store::Image;
@@ -27,6 +33,8 @@ pub(super) enum Line {
     Start(StartLine),
     Epoch(EpochLine),
     Engine(EngineLine),
+    Close(CloseLine),
+    Session(SessionLine),
     Ticket(TicketLine),
     End(End),
 }
@@ -50,6 +58,11 @@ pub(super) struct Counts {
     pub(super) starts: u64,
     pub(super) epochs: u64,
     pub(super) engines: u64,
+    /// Copies of version 1 have neither these nor sessions.
+    #[serde(default)]
+    pub(super) closes: u64,
+    #[serde(default)]
+    pub(super) sessions: u64,
     pub(super) tickets: u64,
 }
 
@@ -119,6 +132,15 @@ pub(super) struct TallyLine {
     granted_after_wait: u64,
     waited_ms: u64,
     local_bypasses: Vec<u64>,
+    /// Copies of version 1 have neither these nor the next ones.
+    #[serde(default)]
+    closes: u64,
+    #[serde(default)]
+    close_failures: u64,
+    #[serde(default)]
+    close_deliveries: Vec<u64>,
+    #[serde(default)]
+    sessions_reopened: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -137,6 +159,10 @@ impl TallyLine {
             granted_after_wait: self.granted_after_wait,
             waited_millis: self.waited_ms,
             local_bypasses: counters(&self.local_bypasses)?,
+            closes: self.closes,
+            close_failures: self.close_failures,
+            close_deliveries: counters(&self.close_deliveries)?,
+            sessions_reopened: self.sessions_reopened,
             ..Tally::default()
         };
         if self.scopes.len() > tally.scopes.len() {
@@ -244,6 +270,11 @@ pub(super) struct EngineLine {
     capacity: Option<u64>,
     start_mark: Option<String>,
     joined: u64,
+    /// Copies of version 1 have neither this nor the next one.
+    #[serde(default)]
+    close_refusals: u32,
+    #[serde(default)]
+    unsupported_at_ms: Option<u64>,
 }
 
 impl EngineLine {
@@ -266,6 +297,8 @@ impl EngineLine {
                 None => None,
             },
             joined: Epoch(self.joined),
+            close_refusals: self.close_refusals,
+            unsupported_at: self.unsupported_at_ms.map(Timestamp::from_millis),
         })
     }
 }
@@ -308,6 +341,167 @@ mirror!(ReasonLine is BypassReason {
     QueueFull,
     Aged,
 });
+mirror!(ModeLine is CloseMode { Join, Abort });
+mirror!(CloseReasonLine is CloseReason { Terminal, Dropped, Idle });
+mirror!(FailureLine is CallFailure { Timeout, Refused, TooLarge, NotAllowed });
+mirror!(TargetStateLine is TargetState {
+    Pending,
+    Delivered,
+    Refused,
+    Unsupported,
+    Restarted,
+    Superseded,
+    Failed,
+    Gone,
+});
+
+/// A close intent and how far it has come.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CloseLine {
+    id: String,
+    session: String,
+    mode: ModeLine,
+    reason: Option<CloseReasonLine>,
+    requested_at_ms: u64,
+    stage: CloseStageLine,
+    targets: Vec<TargetLine>,
+    /// Ended engines of a finished one, in the order of their words.
+    counts: Vec<u32>,
+    timed_out: bool,
+    failure_counted: bool,
+    reopened: Option<ReopenedLine>,
+    not_aborted: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum CloseStageLine {
+    Joining { ready_since_ms: Option<u64> },
+    Delivering { since_ms: u64, early: bool },
+    Done { at_ms: u64 },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TargetLine {
+    url: String,
+    state: TargetStateLine,
+    attempts: u32,
+    last: Option<CallLine>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum CallLine {
+    Status { code: u16, text: Option<String> },
+    Failed(FailureLine),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReopenedLine {
+    at_ms: u64,
+    ticket: String,
+}
+
+impl CloseLine {
+    pub(super) fn decoded(self) -> Result<CloseIntent, RowFault> {
+        if !self.targets.is_sorted_by(|one, next| one.url < next.url) {
+            return Err(RowFault::Order(
+                "an engine of a close stands twice or out of order",
+            ));
+        }
+        if !self.not_aborted.is_sorted_by(|one, next| one < next) {
+            return Err(RowFault::Order(
+                "a request of a close stands twice or out of order",
+            ));
+        }
+        let reopened = match self.reopened {
+            Some(reopened) => Some(Reopened {
+                at: Timestamp::from_millis(reopened.at_ms),
+                ticket: TicketId::new(&reopened.ticket)?,
+            }),
+            None => None,
+        };
+        let labels = self.not_aborted.iter().map(|label| Label::new(label));
+        Ok(CloseIntent {
+            id: CloseId::parse(&self.id).ok_or(RowFault::Range("a close id"))?,
+            session: SessionId::new(&self.session)?,
+            mode: self.mode.into(),
+            reason: self.reason.map(CloseReason::from),
+            requested_at: Timestamp::from_millis(self.requested_at_ms),
+            stage: match self.stage {
+                CloseStageLine::Joining { ready_since_ms } => CloseStage::Joining {
+                    ready_since: ready_since_ms.map(Timestamp::from_millis),
+                },
+                CloseStageLine::Delivering { since_ms, early } => CloseStage::Delivering {
+                    since: Timestamp::from_millis(since_ms),
+                    early,
+                },
+                CloseStageLine::Done { at_ms } => CloseStage::Done {
+                    at: Timestamp::from_millis(at_ms),
+                },
+            },
+            targets: self
+                .targets
+                .into_iter()
+                .map(|target| (EngineId::new(&target.url), target.decoded()))
+                .collect(),
+            counts: counters(&self.counts)?,
+            timed_out: self.timed_out,
+            failure_counted: self.failure_counted,
+            reopened,
+            not_aborted: labels.collect::<Result<BTreeSet<_>, _>>()?,
+        })
+    }
+}
+
+impl TargetLine {
+    fn of(engine: &EngineId, target: &Target) -> Self {
+        Self {
+            url: engine.as_str().to_owned(),
+            state: target.state.into(),
+            attempts: target.attempts,
+            last: target.last.as_ref().map(|last| match last {
+                CallResult::Status { code, text } => CallLine::Status {
+                    code: *code,
+                    text: text.as_ref().map(|text| text.to_string()),
+                },
+                CallResult::Failed(failure) => CallLine::Failed((*failure).into()),
+            }),
+        }
+    }
+
+    fn decoded(self) -> Target {
+        Target {
+            state: self.state.into(),
+            attempts: self.attempts,
+            last: self.last.map(|last| match last {
+                CallLine::Status { code, text } => CallResult::Status {
+                    code,
+                    text: text.map(Arc::from),
+                },
+                CallLine::Failed(failure) => CallResult::Failed(failure.into()),
+            }),
+        }
+    }
+}
+
+/// The last use of a session.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SessionLine {
+    id: String,
+    used_at_ms: u64,
+}
+
+impl SessionLine {
+    pub(super) fn decoded(&self) -> Result<(SessionId, Timestamp), RowFault> {
+        let id = SessionId::new(&self.id)?;
+        Ok((id, Timestamp::from_millis(self.used_at_ms)))
+    }
+}
 
 /// A ticket and how far it has come.
 #[derive(Serialize, Deserialize)]
@@ -541,6 +735,10 @@ impl Line {
             granted_after_wait: tally.granted_after_wait,
             waited_ms: tally.waited_millis,
             local_bypasses: tally.local_bypasses.to_vec(),
+            closes: tally.closes,
+            close_failures: tally.close_failures,
+            close_deliveries: tally.close_deliveries.to_vec(),
+            sessions_reopened: tally.sessions_reopened,
         })
     }
 
@@ -580,6 +778,52 @@ impl Line {
             capacity: engine.capacity.map(Tokens::get),
             start_mark: engine.start_mark.map(|mark| hex(mark.0)),
             joined: engine.joined.0,
+            close_refusals: engine.close_refusals,
+            unsupported_at_ms: engine.unsupported_at.map(Timestamp::millis),
+        })
+    }
+
+    pub(super) fn close(close: &CloseIntent) -> Self {
+        Self::Close(CloseLine {
+            id: close.id.to_text(),
+            session: close.session.as_str().to_owned(),
+            mode: close.mode.into(),
+            reason: close.reason.map(CloseReasonLine::from),
+            requested_at_ms: close.requested_at.millis(),
+            stage: match close.stage {
+                CloseStage::Joining { ready_since } => CloseStageLine::Joining {
+                    ready_since_ms: ready_since.map(Timestamp::millis),
+                },
+                CloseStage::Delivering { since, early } => CloseStageLine::Delivering {
+                    since_ms: since.millis(),
+                    early,
+                },
+                CloseStage::Done { at } => CloseStageLine::Done { at_ms: at.millis() },
+            },
+            targets: close
+                .targets
+                .iter()
+                .map(|(engine, target)| TargetLine::of(engine, target))
+                .collect(),
+            counts: close.counts.to_vec(),
+            timed_out: close.timed_out,
+            failure_counted: close.failure_counted,
+            reopened: close.reopened.as_ref().map(|reopened| ReopenedLine {
+                at_ms: reopened.at.millis(),
+                ticket: reopened.ticket.as_str().to_owned(),
+            }),
+            not_aborted: close
+                .not_aborted
+                .iter()
+                .map(|label| label.as_str().to_owned())
+                .collect(),
+        })
+    }
+
+    pub(super) fn session(session: &SessionId, used: Timestamp) -> Self {
+        Self::Session(SessionLine {
+            id: session.as_str().to_owned(),
+            used_at_ms: used.millis(),
         })
     }
 

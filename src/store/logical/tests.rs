@@ -1,8 +1,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kvgate_core::close::{
+    CallFailure, CallResult, CloseMode, CloseReason, CloseStage, Reopened, Target,
+};
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
-use kvgate_core::ids::{EngineId, Label, LeaseId, RowNo, Seq, SessionId, TicketId};
+use kvgate_core::ids::{
+    CloseId, CloseNo, EngineId, Label, LeaseId, RowNo, Seq, SessionId, TicketId,
+};
 use kvgate_core::reading::{Role, StartMark};
 use kvgate_core::state::{EngineRow, Start};
 use kvgate_core::tally::Tally;
@@ -156,9 +161,10 @@ fn engine() -> impl Strategy<Value = EngineRow> {
         option::of(tokens()),
         mark,
         epoch(),
+        (any::<u32>(), option::of(at())),
     )
         .prop_map(
-            |(role, worker_ids, seen_healthy, capacity, start_mark, joined)| EngineRow {
+            |(role, worker_ids, seen_healthy, capacity, start_mark, joined, closes)| EngineRow {
                 id: EngineId::new(""),
                 role,
                 worker_ids: worker_ids
@@ -169,6 +175,8 @@ fn engine() -> impl Strategy<Value = EngineRow> {
                 capacity,
                 start_mark,
                 joined,
+                close_refusals: closes.0,
+                unsupported_at: closes.1,
             },
         )
 }
@@ -184,11 +192,132 @@ fn cause() -> impl Strategy<Value = EpochCause> {
     ]
 }
 
+fn result() -> impl Strategy<Value = CallResult> {
+    let failure = prop::sample::select(vec![
+        CallFailure::Timeout,
+        CallFailure::Refused,
+        CallFailure::TooLarge,
+        CallFailure::NotAllowed,
+    ]);
+    // What an engine says is any text: control characters are no reason to lose a copy.
+    let said = option::of("(?s).{0,40}".prop_map(|text| Arc::from(text.as_str())));
+    prop_oneof![
+        (any::<u16>(), said).prop_map(|(code, text)| CallResult::Status { code, text }),
+        failure.prop_map(CallResult::Failed),
+    ]
+}
+
+fn target(states: Vec<TargetState>) -> impl Strategy<Value = Target> {
+    let state = prop::sample::select(states);
+    (state, any::<u32>(), option::of(result())).prop_map(|(state, attempts, last)| Target {
+        state,
+        attempts,
+        last,
+    })
+}
+
+/// Any close: an open one has all states, a finished one names and counts what it may.
+fn close() -> impl Strategy<Value = CloseIntent> {
+    let open_stage = prop_oneof![
+        option::of(at()).prop_map(|ready_since| CloseStage::Joining { ready_since }),
+        (at(), any::<bool>()).prop_map(|(since, early)| CloseStage::Delivering { since, early }),
+    ];
+    let all = [&[TargetState::Pending], &TargetState::ENDS[..]].concat();
+    let exceptions = TargetState::ENDS[1..].to_vec();
+    let open = (open_stage, btree_map(text(), target(all), 0..20));
+    let done = (
+        at().prop_map(|at| CloseStage::Done { at }),
+        btree_map(text(), target(exceptions), 0..=CLOSE_EXCEPTIONS_MAX),
+    );
+    let stage = prop_oneof![open.boxed(), done.boxed()];
+    let mode = prop::sample::select(vec![CloseMode::Join, CloseMode::Abort]);
+    let reason = prop::sample::select(vec![
+        CloseReason::Terminal,
+        CloseReason::Dropped,
+        CloseReason::Idle,
+    ]);
+    let asked = (any::<u64>(), text(), mode, option::of(reason), at());
+    let counts = proptest::array::uniform7(16..=u32::MAX);
+    let reopened = option::of((at(), text()));
+    let spared = btree_set(text(), 0..=CLOSE_EXCEPTIONS_MAX);
+    (
+        asked,
+        stage,
+        counts,
+        any::<(bool, bool)>(),
+        reopened,
+        spared,
+    )
+        .prop_map(
+            |(
+                (salt, session, mode, reason, requested_at),
+                (stage, targets),
+                counts,
+                facts,
+                reopened,
+                spared,
+            )| {
+                CloseIntent {
+                    id: CloseId {
+                        number: CloseNo(0),
+                        salt,
+                    },
+                    session: SessionId::new(&session).unwrap(),
+                    mode,
+                    reason,
+                    requested_at,
+                    stage,
+                    targets: targets
+                        .into_iter()
+                        .map(|(url, target)| (EngineId::new(&url), target))
+                        .collect(),
+                    counts,
+                    timed_out: facts.0,
+                    failure_counted: facts.1,
+                    reopened: reopened.map(|(at, ticket)| Reopened {
+                        at,
+                        ticket: TicketId::new(&ticket).unwrap(),
+                    }),
+                    not_aborted: spared
+                        .iter()
+                        .map(|label| Label::new(label).unwrap())
+                        .collect(),
+                }
+            },
+        )
+}
+
+/// Closes by number, at most one of a session, so that any of them may be open.
+fn closes() -> impl Strategy<Value = Vec<CloseIntent>> {
+    btree_map(1..=NUMBER_MAX, close(), 0..6).prop_map(|closes| {
+        let mut sessions = BTreeSet::new();
+        closes
+            .into_iter()
+            .filter(|(_, close)| sessions.insert(close.session.clone()))
+            .map(|(number, mut close)| {
+                close.id.number = CloseNo(number);
+                close
+            })
+            .collect()
+    })
+}
+
+fn uses() -> impl Strategy<Value = Vec<(SessionId, Timestamp)>> {
+    btree_map(text(), at(), 0..6).prop_map(|uses| {
+        uses.into_iter()
+            .map(|(session, used)| (SessionId::new(&session).unwrap(), used))
+            .collect()
+    })
+}
+
 fn tally() -> impl Strategy<Value = Tally> {
-    any::<[u64; 8]>().prop_map(|numbers| {
+    any::<[u64; 12]>().prop_map(|numbers| {
         let mut tally = Tally {
             granted_after_wait: numbers[0],
             waited_millis: numbers[1],
+            closes: numbers[8],
+            close_failures: numbers[9],
+            sessions_reopened: numbers[10],
             ..Tally::default()
         };
         tally.scopes[0].admit = numbers[2];
@@ -197,6 +326,7 @@ fn tally() -> impl Strategy<Value = Tally> {
         tally.scopes[0].cancelled[3] = numbers[5];
         tally.leases_ended[1] = numbers[6];
         tally.local_bypasses[4] = numbers[7];
+        tally.close_deliveries[6] = numbers[11];
         tally
     })
 }
@@ -211,54 +341,60 @@ fn image() -> impl Strategy<Value = Image> {
         btree_map(any::<u64>(), ticket(), 0..12),
         btree_map(any::<u64>(), (at(), cause()), 0..5),
         btree_map(text(), engine(), 0..4),
+        (closes(), uses()),
         tally(),
     )
-        .prop_map(|(head, mut starts, tickets, epochs, engines, tally)| {
-            starts.sort_by_key(|(first_issue, ..)| *first_issue);
-            let mut tickets: Vec<Ticket> = tickets
-                .into_iter()
-                .map(|(row, ticket)| Ticket {
-                    row: RowNo(row),
-                    ..ticket
-                })
-                .collect();
-            for (number, ticket) in (1_u64 << 41..).zip(&mut tickets) {
-                if let Stage::Held(lease) = &mut ticket.stage {
-                    lease.id.issue = Issue(number);
+        .prop_map(
+            |(head, mut starts, tickets, epochs, engines, lifecycle, tally)| {
+                let (closes, sessions) = lifecycle;
+                starts.sort_by_key(|(first_issue, ..)| *first_issue);
+                let mut tickets: Vec<Ticket> = tickets
+                    .into_iter()
+                    .map(|(row, ticket)| Ticket {
+                        row: RowNo(row),
+                        ..ticket
+                    })
+                    .collect();
+                for (number, ticket) in (1_u64 << 41..).zip(&mut tickets) {
+                    if let Stage::Held(lease) = &mut ticket.stage {
+                        lease.id.issue = Issue(number);
+                    }
                 }
-            }
-            Image {
-                term: head.0,
-                seq: Seq(head.1),
-                now: head.2,
-                next_issue: 1 << 42,
-                starts: starts
-                    .into_iter()
-                    .map(|(first_issue, salt, at)| Start {
-                        first_issue: Issue(first_issue),
-                        salt,
-                        at,
-                    })
-                    .collect(),
-                tickets,
-                epochs: epochs
-                    .into_iter()
-                    .map(|(epoch, (at, cause))| EpochEntry {
-                        epoch: Epoch(epoch),
-                        at,
-                        cause,
-                    })
-                    .collect(),
-                engines: engines
-                    .into_iter()
-                    .map(|(url, engine)| EngineRow {
-                        id: EngineId::new(&url),
-                        ..engine
-                    })
-                    .collect(),
-                tally,
-            }
-        })
+                Image {
+                    term: head.0,
+                    seq: Seq(head.1),
+                    now: head.2,
+                    next_issue: 1 << 42,
+                    starts: starts
+                        .into_iter()
+                        .map(|(first_issue, salt, at)| Start {
+                            first_issue: Issue(first_issue),
+                            salt,
+                            at,
+                        })
+                        .collect(),
+                    tickets,
+                    closes,
+                    sessions,
+                    epochs: epochs
+                        .into_iter()
+                        .map(|(epoch, (at, cause))| EpochEntry {
+                            epoch: Epoch(epoch),
+                            at,
+                            cause,
+                        })
+                        .collect(),
+                    engines: engines
+                        .into_iter()
+                        .map(|(url, engine)| EngineRow {
+                            id: EngineId::new(&url),
+                            ..engine
+                        })
+                        .collect(),
+                    tally,
+                }
+            },
+        )
 }
 
 proptest! {
@@ -303,6 +439,8 @@ proptest! {
         prop_assert!(epoch_of(&restored).0 >= epoch_of(&image).0 + 1_000);
         prop_assert_eq!(&restored.epochs.last().unwrap().cause, &EpochCause::Restored);
         prop_assert_eq!(&restored.tickets, &image.tickets);
+        prop_assert_eq!(&restored.closes, &image.closes);
+        prop_assert_eq!(&restored.sessions, &image.sessions);
         prop_assert_eq!(check(&restored), Ok(()));
         let again = moved_on(image, now.after(Span::from_secs(1))).unwrap();
         prop_assert!(again.seq >= restored.seq);
@@ -312,7 +450,46 @@ proptest! {
     }
 }
 
-/// A small image with one row of each kind.
+/// A close of a session that failed on one engine, and a newer one that is on its way to it.
+fn two_closes() -> Vec<CloseIntent> {
+    let failed = Target {
+        state: TargetState::Failed,
+        attempts: 8,
+        last: Some(CallResult::Failed(CallFailure::Timeout)),
+    };
+    let mut counts = [0; TargetState::ENDS.len()];
+    counts[5] = 1;
+    let old = CloseIntent {
+        id: CloseId {
+            number: CloseNo(6),
+            salt: 7,
+        },
+        session: SessionId::new("s").unwrap(),
+        mode: CloseMode::Join,
+        reason: Some(CloseReason::Terminal),
+        requested_at: Timestamp::from_millis(2),
+        stage: CloseStage::Done {
+            at: Timestamp::from_millis(3),
+        },
+        targets: [(EngineId::new("http://a"), failed)].into(),
+        counts,
+        timed_out: false,
+        failure_counted: true,
+        reopened: None,
+        not_aborted: BTreeSet::new(),
+    };
+    let mut new = old.clone();
+    new.id.number = CloseNo(7);
+    new.stage = CloseStage::Delivering {
+        since: Timestamp::from_millis(4),
+        early: false,
+    };
+    new.targets = [(EngineId::new("http://a"), Target::PENDING)].into();
+    new.counts = [0; TargetState::ENDS.len()];
+    vec![old, new]
+}
+
+/// A small image with a row of almost each kind.
 fn small() -> Image {
     let id = LeaseId {
         issue: Issue(4),
@@ -344,6 +521,8 @@ fn small() -> Image {
             salt: 7,
             at: Timestamp::from_millis(1),
         }],
+        closes: two_closes(),
+        sessions: vec![(SessionId::new("s").unwrap(), Timestamp::from_millis(3))],
         tickets: vec![
             ticket(
                 3,
@@ -457,8 +636,8 @@ fn rows_that_no_store_holds_are_refused() {
             "does not stand here",
         ),
         (
-            refusal(|lines| lines.push(r#"{"session":{}}"#.to_owned())),
-            "unknown variant `session`",
+            refusal(|lines| lines.push(r#"{"report":{}}"#.to_owned())),
+            "unknown variant `report`",
         ),
         (
             refusal(|lines| {
@@ -484,7 +663,7 @@ fn rows_that_no_store_holds_are_refused() {
         (
             refusal(|lines| {
                 let at = row(lines, "start");
-                lines.insert(at, "x".repeat(9 << 20));
+                lines.insert(at, "x".repeat(65 << 20));
             }),
             "longer than any line",
         ),
@@ -496,6 +675,137 @@ fn rows_that_no_store_holds_are_refused() {
     for (said, expected) in cases {
         assert!(said.contains(expected), "{expected}: {said}");
     }
+}
+
+/// DUR5, CLO2: the same for closes and last uses of sessions.
+#[test]
+fn closes_that_no_store_holds_are_refused() {
+    // Both closes stand in lines of their own: the finished one first.
+    let changed = |number: usize, from: &str, to: &str| {
+        refusal(|lines| {
+            let mut found = lines
+                .iter_mut()
+                .filter(|line| line.starts_with(r#"{"close":"#));
+            let line = found.nth(number).unwrap();
+            assert!(line.contains(from), "{line}");
+            *line = line.replace(from, to);
+        })
+    };
+    let twice = |kind: &str, counts: (&str, &str)| {
+        refusal(|lines| {
+            let begins = format!("{{\"{kind}\":");
+            let at = lines.iter().rposition(|line| line.starts_with(&begins));
+            lines.insert(at.unwrap(), lines[at.unwrap()].clone());
+            assert!(lines[0].contains(counts.0), "{}", lines[0]);
+            lines[0] = lines[0].replace(counts.0, counts.1);
+        })
+    };
+    let target = r#"{"url":"http://a","state":"pending","attempts":0,"last":null}"#;
+    let cases = [
+        (
+            twice("close", (r#""closes":2"#, r#""closes":3"#)),
+            "a close stands twice or out of order",
+        ),
+        (
+            twice("session", (r#""sessions":1"#, r#""sessions":2"#)),
+            "the last use of a session stands twice",
+        ),
+        (
+            changed(1, r#""7-"#, r#""5-"#),
+            "a close stands twice or out of order",
+        ),
+        (
+            changed(0, r#""6-"#, r#""0-"#),
+            "a close has a number outside its range",
+        ),
+        (
+            changed(0, r#""6-0"#, r#""6-x"#),
+            "a close id is outside its range",
+        ),
+        (
+            changed(
+                0,
+                r#"{"done":{"at_ms":3}}"#,
+                r#"{"joining":{"ready_since_ms":null}}"#,
+            ),
+            "has a newer one",
+        ),
+        (
+            changed(0, r#""state":"failed""#, r#""state":"pending""#),
+            "pending or delivered",
+        ),
+        (
+            changed(0, r#""state":"failed""#, r#""state":"gone""#),
+            "does not count",
+        ),
+        (
+            changed(0, r#""state":"failed""#, r#""state":"lost""#),
+            "unknown variant `lost`",
+        ),
+        (
+            changed(0, "[0,0,0,0,0,1,0]", "[0,0,0,0,0,1,0,0]"),
+            "the number of counters",
+        ),
+        (
+            changed(1, target, &[target, target].join(",")),
+            "an engine of a close stands twice",
+        ),
+        (
+            changed(1, r#""not_aborted":[]"#, r#""not_aborted":["r","r"]"#),
+            "a request of a close stands twice",
+        ),
+        (
+            changed(1, r#""session":"s""#, r#""session":"..""#),
+            "an id is refused",
+        ),
+        (
+            changed(
+                1,
+                r#""reopened":null"#,
+                r#""reopened":{"at_ms":1,"ticket":""}"#,
+            ),
+            "an id is refused",
+        ),
+    ];
+    for (said, expected) in cases {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    let mut many = small();
+    let named = many.closes[0].targets.values().next().unwrap().clone();
+    many.closes[0].counts[5] = 17;
+    many.closes[0].targets = (0..17)
+        .map(|number| (EngineId::new(&format!("http://{number:02}")), named.clone()))
+        .collect();
+    let said = read(&copy(&many)).unwrap_err().to_string();
+    assert!(said.contains("names more engines"), "{said}");
+    let mut many = small();
+    many.closes[1].not_aborted = (0..17)
+        .map(|number| Label::new(&format!("r-{number}")).unwrap())
+        .collect();
+    let said = read(&copy(&many)).unwrap_err().to_string();
+    assert!(said.contains("names more requests"), "{said}");
+}
+
+/// DUR5: what a copy of version 1 does not say begins at nothing, and nothing else of it changes.
+#[test]
+fn a_copy_of_version_1_is_read() {
+    let mut image = small();
+    image.closes.clear();
+    image.sessions.clear();
+    let mut old = lines(&image);
+    let taken = [
+        (r#""version":2,"schema":2"#, r#""version":1,"schema":1"#),
+        (r#""closes":0,"sessions":0,"#, ""),
+        (
+            r#","closes":0,"close_failures":0,"close_deliveries":[0,0,0,0,0,0,0],"sessions_reopened":0"#,
+            "",
+        ),
+    ];
+    for (number, (from, to)) in [0, 0, 2].into_iter().zip(taken) {
+        assert!(old[number].contains(from), "{}", old[number]);
+        old[number] = old[number].replace(from, to);
+    }
+    assert_eq!(read(&sealed(&old)).unwrap(), image);
 }
 
 /// DUR5: what is no copy, and what a newer kvgate wrote, is told apart from damage.
@@ -511,8 +821,8 @@ fn foreign_and_newer_copies_are_told_apart() {
         assert!(matches!(error, CopyError::Foreign), "{error}");
     }
     for (from, to, what) in [
-        (r#""version":1"#, r#""version":2"#, "version 2"),
-        (r#""schema":1"#, r#""schema":99,"more":true"#, "schema 99"),
+        (r#""version":2"#, r#""version":3"#, "version 3"),
+        (r#""schema":2"#, r#""schema":99,"more":true"#, "schema 99"),
     ] {
         let mut newer = lines(&small());
         newer[0] = newer[0].replace(from, to);

@@ -15,12 +15,20 @@
 //! | Q07 | a proxy or client time-out cuts the wait | `scenarios::cases::q07_*`, over HTTP [`queue`] |
 //! | Q08 | a reaper takes leases of live requests | `scenarios::cases::q08_*` |
 //! | Q09 | a burst between two readings | the real binary `process::burst`, `scenarios::decision::dec2_a_burst_between_two_readings` |
+//! | S01 | a close goes to the router | [`closes`] |
+//! | S02 | a session id is used again after its close | [`closes`] |
+//! | S03 | one engine is down during the close, then a crash | [`closes`] |
+//! | S04 | session ids with slashes and percent signs | `closer::clo4_the_body_is_the_id_as_it_is` |
+//! | S05 | a close while a request is in flight | [`closes`] |
+//! | S06 | a client dies without closing | [`closes`] |
+//! | S07 | an engine remembers closed ids | [`closes`] |
 //! | D01 | a start after a kill takes long | [`start`] |
 //! | D02 | a second process opens the same store | [`stores`], `process::commands::a_store_in_use_ends_with_75` |
 //! | D04 | a file that is not a store; files that only grow | [`stores`], `store::refuses_*` |
 //!
 //! [`pause`] holds what the cases do not tell: a process that was stopped for a while (TIM3).
 
+mod closes;
 mod pause;
 mod queue;
 mod start;

@@ -1,8 +1,11 @@
 //! The file stays small however many leases went through it.
 
 use kvgate::store::open;
+use kvgate_core::close::{CloseIntent, CloseMode, CloseStage, Target, TargetState};
 use kvgate_core::decision::{EndHow, Scope};
-use kvgate_core::ids::{Epoch, Issue, LeaseId, RowNo, Seq, SessionId, Term, TicketId};
+use kvgate_core::ids::{
+    CloseId, CloseNo, EngineId, Epoch, Issue, LeaseId, RowNo, Seq, SessionId, Term, TicketId,
+};
 use kvgate_core::record::Record;
 use kvgate_core::store::{Commit, Store, StoreControl};
 use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Stage, Terms, Ticket};
@@ -56,7 +59,79 @@ pub fn ticket(number: u64, held: bool) -> Ticket {
     }
 }
 
-/// Leases come, end and are forgotten, `live` of each kind at a time, in turns of `batch`.
+/// A close as it is asked for, while it is delivered and when it is done.
+pub fn close(number: u64, stage: CloseStage) -> CloseIntent {
+    let state = match stage {
+        CloseStage::Joining { .. } | CloseStage::Delivering { .. } => TargetState::Pending,
+        CloseStage::Done { .. } => TargetState::Failed,
+    };
+    CloseIntent {
+        id: CloseId {
+            number: CloseNo(number),
+            salt: 7,
+        },
+        session: session(number),
+        mode: CloseMode::Join,
+        reason: None,
+        requested_at: Timestamp::from_millis(number),
+        stage,
+        targets: (0..8)
+            .map(|engine| {
+                let target = Target {
+                    state,
+                    ..Target::PENDING
+                };
+                (
+                    EngineId::new(&format!("http://engine-{engine}:30000")),
+                    target,
+                )
+            })
+            .collect(),
+        counts: [
+            0,
+            0,
+            0,
+            0,
+            0,
+            u32::from(state == TargetState::Failed) * 8,
+            0,
+        ],
+        timed_out: false,
+        failure_counted: false,
+        reopened: None,
+        not_aborted: Default::default(),
+    }
+}
+
+fn session(number: u64) -> SessionId {
+    SessionId::new(&format!("closed-{number:08}")).unwrap()
+}
+
+/// What becomes of the closes of one turn: asked for, delivered, done, and forgotten in the end.
+fn close_records(number: u64, live: u64, records: &mut Vec<Record>) {
+    let at = Timestamp::from_millis(number);
+    let stages = [
+        CloseStage::Joining { ready_since: None },
+        CloseStage::Delivering {
+            since: at,
+            early: false,
+        },
+        CloseStage::Done { at },
+    ];
+    records.push(Record::SessionUsed(session(number), at));
+    for (age, stage) in (0..).zip(stages) {
+        if let Some(number) = number.checked_sub(age * live / 4) {
+            records.push(Record::Close(Box::new(close(number, stage))));
+        }
+    }
+    if let Some(oldest) = number.checked_sub(live) {
+        records.push(Record::CloseForgotten(CloseNo(oldest)));
+        records.push(Record::SessionForgotten(session(oldest)));
+    }
+}
+
+/// Leases come, end and are forgotten, `live` of each kind at a time, in turns of `batch`. Every
+/// tenth comes with a close.
 fn churn(count: u64, live: u64, batch: u64) {
     let directory = tempfile::tempdir().unwrap();
     let mut store = open(directory.path()).unwrap().store;
@@ -71,6 +146,9 @@ fn churn(count: u64, live: u64, batch: u64) {
             }
             if let Some(older) = number.checked_sub(2 * live) {
                 records.push(Record::Forgotten(RowNo(older)));
+            }
+            if number.is_multiple_of(10) {
+                close_records(number / 10, live / 10, &mut records);
             }
         }
         store
@@ -100,6 +178,8 @@ fn churn(count: u64, live: u64, batch: u64) {
     );
     assert!(again.store.bytes() <= bytes);
     assert_eq!(again.image.tickets.len() as u64, (2 * live).min(count));
+    assert_eq!(again.image.closes.len() as u64, (live / 10).min(count / 10));
+    assert_eq!(again.image.sessions.len(), again.image.closes.len());
 }
 
 /// DUR4: however many leases went through it, the file stays within 4 times its live bytes and

@@ -7,13 +7,14 @@ use kvgate_core::memory::MemoryStore;
 use kvgate_core::store::StoreControl;
 
 use super::disk::{Dice, Durable, Files, Plan, SimDisk};
-use super::migration::TWO_STEPS;
+use super::golden::kept_store;
+use super::migration::ONE_MORE;
 use super::work::{Account, Stopped, Work, work};
 
 /// Small: each operation of it fails several times.
 const JOB: Work = Work {
     turns: 2,
-    closes: true,
+    orderly: true,
     steps: kvgate::store::STEPS,
 };
 
@@ -90,10 +91,20 @@ fn an_error_at_any_operation_of_a_migration_loses_nothing() {
     let (before, begin) = killed();
     let job = Work {
         turns: 0,
-        steps: TWO_STEPS,
+        steps: ONE_MORE,
         ..JOB
     };
     sweeps("migration", &before, &begin, job);
+}
+
+/// DUR1, DUR4: the same for a store of schema 1, whose rows are turned over.
+#[test]
+fn an_error_at_any_operation_of_a_migration_from_schema_1_loses_nothing() {
+    let before = Files::from([(FILE_NAME.to_owned(), kept_store(1))]);
+    let opened = open_on(SimDisk::with(&before).shared()).unwrap();
+    let begin = super::reference(&opened.image);
+    let job = Work { turns: 0, ..JOB };
+    sweeps("migration of schema 1", &before, &begin, job);
 }
 
 /// The files of a process that was killed, and what they hold.
@@ -101,7 +112,7 @@ fn killed() -> (Files, MemoryStore) {
     let disk = SimDisk::default();
     let mut account = Account::new(MemoryStore::default());
     let job = Work {
-        closes: false,
+        orderly: false,
         ..JOB
     };
     work(&disk, &mut account, job).unwrap();
@@ -126,7 +137,7 @@ fn the_ballast_gives_a_full_disk_room() {
     assert_eq!(disk.free().unwrap(), 0);
     let full = Work {
         turns: 2_000,
-        closes: false,
+        orderly: false,
         ..JOB
     };
     let stopped = work(&disk, &mut account, full).unwrap_err();

@@ -3,16 +3,23 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
-use kvgate::store::{FILE_NAME, FsDisk, STEPS, open, write_new};
+use kvgate::store::{CopyPieces, FILE_NAME, FsDisk, STEPS, look, open, read_copy, write_new};
+use kvgate_core::close::{
+    CallFailure, CallResult, CloseIntent, CloseMode, CloseReason, CloseStage, Reopened, Target,
+    TargetState,
+};
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
-use kvgate_core::ids::{EngineId, Epoch, Issue, Label, LeaseId, RowNo, TicketId};
+use kvgate_core::ids::{
+    CloseId, CloseNo, EngineId, Epoch, Issue, Label, LeaseId, RowNo, SessionId, TicketId,
+};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::reading::{Role, StartMark};
 use kvgate_core::state::{EngineRow, EpochCause, EpochEntry};
 use kvgate_core::store::Image;
 use kvgate_core::ticket::{Ended, Sent, Stage, Ticket};
-use kvgate_core::units::{Span, Tokens};
+use kvgate_core::units::{Span, Timestamp, Tokens};
 
 use super::disk::SimDisk;
 use super::work::{Account, Work, work};
@@ -30,7 +37,7 @@ fn rich_image() -> Image {
     let mut account = Account::new(MemoryStore::default());
     work(&disk, &mut account, Work::default()).unwrap();
     let job = Work {
-        closes: false,
+        orderly: false,
         ..Work::default()
     };
     work(&disk, &mut account, job).unwrap();
@@ -109,10 +116,126 @@ fn rich_image() -> Image {
             capacity: (number < 3).then(|| Tokens::new(number * 1_000_000).unwrap()),
             start_mark: (number > 1).then_some(StartMark(number)),
             joined: Epoch(number),
+            close_refusals: u32::from(number == 2) * 3,
+            unsupported_at: (number == 2).then_some(image.now),
         });
     }
     image.tally.local_bypasses = [1, 2, 3, 4, 5];
+    image.tally.closes += 5;
+    image.tally.close_failures += 2;
+    image.tally.close_deliveries = [11, 12, 13, 14, 15, 16, 17];
+    image.tally.sessions_reopened += 1;
+    let next = image.closes.last().map_or(1, |close| close.id.number.0 + 1);
+    image.closes.extend(closes_by_hand(next, image.now));
+    for (number, used) in (1..).zip([image.now, Timestamp::from_millis(0)]) {
+        let session = SessionId::new(&format!("used by hand {number}")).unwrap();
+        image.sessions.push((session, used));
+    }
+    image.sessions.sort();
     image
+}
+
+/// A close in every stage, with engines in every state and every outcome of a call.
+fn closes_by_hand(next: u64, now: Timestamp) -> Vec<CloseIntent> {
+    let status = |code, text: Option<&str>| CallResult::Status {
+        code,
+        text: text.map(Into::into),
+    };
+    let results = [
+        None,
+        Some(status(200, None)),
+        Some(status(400, Some("no such session\nat all"))),
+        Some(status(404, None)),
+        Some(CallResult::Failed(CallFailure::Timeout)),
+        Some(CallResult::Failed(CallFailure::Refused)),
+        Some(CallResult::Failed(CallFailure::TooLarge)),
+        Some(CallResult::Failed(CallFailure::NotAllowed)),
+    ];
+    let targets = |states: &[TargetState]| {
+        (0_u32..)
+            .zip(states)
+            .zip(&results)
+            .map(|((attempts, state), last)| {
+                let target = Target {
+                    state: *state,
+                    attempts,
+                    last: last.clone(),
+                };
+                (EngineId::new(&format!("http://by-hand-{attempts}")), target)
+            })
+            .collect()
+    };
+    let all = [&[TargetState::Pending], &TargetState::ENDS[..]].concat();
+    let stages = [
+        CloseStage::Joining { ready_since: None },
+        CloseStage::Joining {
+            ready_since: Some(now),
+        },
+        CloseStage::Delivering {
+            since: now,
+            early: true,
+        },
+        CloseStage::Delivering {
+            since: now,
+            early: false,
+        },
+        CloseStage::Done { at: now },
+    ];
+    let reasons = [
+        None,
+        Some(CloseReason::Terminal),
+        Some(CloseReason::Dropped),
+        Some(CloseReason::Idle),
+        None,
+    ];
+    (next..)
+        .zip(stages)
+        .zip(reasons)
+        .map(|((number, stage), reason)| {
+            let done = matches!(stage, CloseStage::Done { .. });
+            let delivering = matches!(stage, CloseStage::Delivering { .. });
+            let full = number % 2 == 0;
+            CloseIntent {
+                id: CloseId {
+                    number: CloseNo(number),
+                    salt: u64::MAX - number,
+                },
+                session: SessionId::new(&format!("closed by hand {number}")).unwrap(),
+                mode: if full {
+                    CloseMode::Abort
+                } else {
+                    CloseMode::Join
+                },
+                reason,
+                requested_at: now,
+                stage,
+                targets: if done {
+                    targets(&TargetState::ENDS[1..])
+                } else if delivering {
+                    targets(&all)
+                } else {
+                    targets(&[TargetState::Pending])
+                },
+                counts: if done {
+                    [40, 1, 2, 3, 4, 5, 6]
+                } else {
+                    Default::default()
+                },
+                timed_out: full,
+                failure_counted: done,
+                reopened: done.then(|| Reopened {
+                    at: now,
+                    ticket: TicketId::new("opens again").unwrap(),
+                }),
+                not_aborted: full
+                    .then_some(["request-1", "request-10"])
+                    .into_iter()
+                    .flatten()
+                    .map(|label| Label::new(label).unwrap())
+                    .collect(),
+            }
+        })
+        .collect()
 }
 
 /// The content in plain lines, in words that later versions keep.
@@ -153,9 +276,28 @@ fn describe(image: &Image) -> String {
             engine.start_mark.map(|mark| mark.0),
             engine.joined.0
         ));
+        // What schema 1 did not know is told where there is something to tell.
+        if engine.close_refusals > 0 || engine.unsupported_at.is_some() {
+            line(format!(
+                "engine {}: refused closes {} unsupported since {:?}",
+                engine.id.as_str(),
+                engine.close_refusals,
+                engine.unsupported_at.map(Timestamp::millis)
+            ));
+        }
     }
     for ticket in &image.tickets {
         line(describe_ticket(ticket));
+    }
+    for close in &image.closes {
+        line(describe_close(close));
+    }
+    for (session, used) in &image.sessions {
+        line(format!(
+            "session {:?}: used {}",
+            session.as_str(),
+            used.millis()
+        ));
     }
     for scope in &image.tally.scopes {
         line(format!(
@@ -170,7 +312,60 @@ fn describe(image: &Image) -> String {
         image.tally.waited_millis,
         image.tally.local_bypasses
     ));
+    let closes = &image.tally;
+    if closes.closes > 0 {
+        line(format!(
+            "closes: {} failed {} engines {:?} sessions reopened {}",
+            closes.closes, closes.close_failures, closes.close_deliveries, closes.sessions_reopened
+        ));
+    }
     text
+}
+
+fn describe_close(close: &CloseIntent) -> String {
+    let mut text = format!(
+        "close {}: {:?} {:?} reason {:?} asked {} {} counts {:?} timed out {} failure counted {}",
+        close.id,
+        close.session.as_str(),
+        close.mode,
+        close.reason,
+        close.requested_at.millis(),
+        describe_stage(close.stage),
+        close.counts,
+        close.timed_out,
+        close.failure_counted
+    );
+    if let Some(reopened) = &close.reopened {
+        let (at, ticket) = (reopened.at.millis(), reopened.ticket.as_str());
+        write!(text, " reopened {at} by {ticket:?}").unwrap();
+    }
+    for label in &close.not_aborted {
+        write!(text, " not aborted {:?}", label.as_str()).unwrap();
+    }
+    for (engine, target) in &close.targets {
+        let (state, attempts) = (target.state, target.attempts);
+        write!(text, "; {} {state:?} attempts {attempts}", engine.as_str()).unwrap();
+        match &target.last {
+            Some(CallResult::Status { code, text: said }) => {
+                write!(text, " status {code} {said:?}").unwrap();
+            }
+            Some(CallResult::Failed(failure)) => write!(text, " {failure:?}").unwrap(),
+            None => {}
+        }
+    }
+    text
+}
+
+fn describe_stage(stage: CloseStage) -> String {
+    match stage {
+        CloseStage::Joining { ready_since } => {
+            format!("joining, ready {:?}", ready_since.map(Timestamp::millis))
+        }
+        CloseStage::Delivering { since, early } => {
+            format!("delivering since {} early {early}", since.millis())
+        }
+        CloseStage::Done { at } => format!("done {}", at.millis()),
+    }
 }
 
 fn describe_ticket(ticket: &Ticket) -> String {
@@ -221,28 +416,93 @@ fn describe_ticket(ticket: &Ticket) -> String {
     )
 }
 
+/// Writes the files of today's schema that are not there yet, when that is wanted.
+fn make_missing() {
+    // Several tests ask for them at once.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap();
+    let newest = kept(STEPS.len());
+    if std::env::var_os(MAKE).is_none() || newest.exists() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let image = rich_image();
+    write_new(&FsDisk::new(directory.path()), &image).unwrap();
+    fs::copy(directory.path().join(FILE_NAME), &newest).unwrap();
+    fs::write(newest.with_extension("txt"), describe(&image)).unwrap();
+    let copy: Vec<u8> = CopyPieces::new(image).flatten().collect();
+    fs::write(newest.with_extension("ndjson"), copy).unwrap();
+}
+
+fn kept(schema: usize) -> PathBuf {
+    folder().join(format!("schema-{schema}.redb"))
+}
+
+/// The bytes of the store that a program with this schema wrote.
+pub fn kept_store(schema: usize) -> Vec<u8> {
+    make_missing();
+    fs::read(kept(schema)).unwrap_or_else(|error| {
+        panic!(
+            "{}: {error}; run the tests of stores once with {MAKE}=1",
+            kept(schema).display()
+        )
+    })
+}
+
+fn frozen(schema: usize) -> String {
+    fs::read_to_string(kept(schema).with_extension("txt")).unwrap()
+}
+
 /// DUR5: a store of every schema that there ever was opens, and holds what was frozen beside it.
+/// The file is kept from before each step that it needed, and from before it was rewritten.
 #[test]
 fn stores_of_every_schema_open() {
-    let newest = folder().join(format!("schema-{}.redb", STEPS.len()));
-    if std::env::var_os(MAKE).is_some() && !newest.exists() {
-        let directory = tempfile::tempdir().unwrap();
-        let image = rich_image();
-        write_new(&FsDisk::new(directory.path()), &image).unwrap();
-        fs::copy(directory.path().join(FILE_NAME), &newest).unwrap();
-        fs::write(newest.with_extension("txt"), describe(&image)).unwrap();
-    }
     for schema in 1..=STEPS.len() {
-        let kept = folder().join(format!("schema-{schema}.redb"));
-        let frozen = fs::read_to_string(kept.with_extension("txt")).unwrap_or_default();
-        assert!(
-            kept.exists() && !frozen.is_empty(),
-            "{} or its description is missing; run this test once with {MAKE}=1",
-            kept.display()
-        );
+        let store = kept_store(schema);
         let directory = tempfile::tempdir().unwrap();
-        fs::copy(&kept, directory.path().join(FILE_NAME)).unwrap();
+        let path = directory.path().join(FILE_NAME);
+        fs::write(&path, &store).unwrap();
+        // A look migrates in memory only.
+        let seen = look(directory.path()).unwrap();
+        assert_eq!(seen.schema() as usize, schema);
+        assert_eq!(describe(seen.image()), frozen(schema), "schema {schema}");
+        seen.verify().unwrap();
+        drop(seen);
+        assert!(fs::read(&path).unwrap() == store, "the file was touched");
         let opened = open(directory.path()).unwrap();
-        assert_eq!(describe(&opened.image), frozen, "schema {schema}");
+        assert_eq!(describe(&opened.image), frozen(schema), "schema {schema}");
+        drop(opened);
+        let beside = |end: &str| fs::read(directory.path().join(format!("{FILE_NAME}.{end}")));
+        if schema < STEPS.len() {
+            let copy = beside(&format!("before-{}", schema + 1)).unwrap();
+            assert!(copy == store, "schema {schema}: the copy is another file");
+            beside("bak").unwrap();
+        } else {
+            assert!(beside(&format!("before-{schema}")).is_err());
+        }
+        // What was migrated is of today's schema and opens again.
+        let again = look(directory.path()).unwrap();
+        assert_eq!(again.schema() as usize, STEPS.len());
+        assert_eq!(describe(again.image()), frozen(schema), "schema {schema}");
+    }
+}
+
+/// DUR5: a logical copy of every version that there ever was is read, and holds what was frozen
+/// beside it; a store made from it is whole.
+#[test]
+fn copies_of_every_version_are_read() {
+    for schema in 1..=STEPS.len() {
+        kept_store(schema);
+        let copy = fs::read(kept(schema).with_extension("ndjson")).unwrap();
+        let image = read_copy(&copy[..]).unwrap();
+        assert_eq!(describe(&image), frozen(schema), "schema {schema}");
+        let directory = tempfile::tempdir().unwrap();
+        let now = image.now.after(Span::from_secs(60));
+        let made = kvgate::store::restore(directory.path(), &copy[..], now).unwrap();
+        made.verify().unwrap();
+        assert_eq!(made.image().tickets, image.tickets);
+        assert_eq!(made.image().closes, image.closes);
+        assert_eq!(made.image().sessions, image.sessions);
+        assert_eq!(made.image().tally, image.tally);
     }
 }

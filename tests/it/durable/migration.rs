@@ -1,21 +1,22 @@
 //! A migration: a copy is kept, what interrupts it does no harm, and a newer store is refused.
 
-use kvgate::store::{FILE_NAME, OpenError, STEPS, Step, open_on, open_with};
+use kvgate::store::{FILE_NAME, OpenError, STEPS, Step, look, open, open_on, open_with};
 use kvgate_core::memory::MemoryStore;
 use redb::{ReadableDatabase, TableDefinition, WriteTransaction};
 
 use super::disk::{Files, SimDisk};
+use super::golden::kept_store;
 use super::work::{Account, Work, work};
 
-const NEW_TABLE: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("new in schema 2");
+const NEW_TABLE: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("of a schema to come");
 
 /// The schema of today, and one step more.
-pub const TWO_STEPS: &[Step] = &[STEPS[0], second];
+pub const ONE_MORE: &[Step] = &[STEPS[0], STEPS[1], third];
 
-fn second(transaction: &WriteTransaction) -> Result<(), redb::Error> {
+fn third(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     transaction
         .open_table(NEW_TABLE)?
-        .insert(2, b"row".as_slice())?;
+        .insert(3, b"row".as_slice())?;
     Ok(())
 }
 
@@ -33,12 +34,12 @@ fn closed_store() -> (Files, MemoryStore) {
 fn a_migration_keeps_a_copy_and_loses_nothing() {
     let (files, state) = closed_store();
     let disk = SimDisk::with(&files);
-    let opened = open_with(disk.shared(), TWO_STEPS).unwrap();
+    let opened = open_with(disk.shared(), ONE_MORE).unwrap();
     assert_eq!(opened.image, state.image());
     drop(opened);
     let after = disk.files();
     assert_eq!(
-        after[&format!("{FILE_NAME}.before-2")],
+        after[&format!("{FILE_NAME}.before-3")],
         files[FILE_NAME],
         "the copy is not the file of before"
     );
@@ -48,8 +49,8 @@ fn a_migration_keeps_a_copy_and_loses_nothing() {
         matches!(
             refused,
             OpenError::Newer {
-                found: 2,
-                known: 1,
+                found: 3,
+                known: 2,
                 ..
             }
         ),
@@ -57,14 +58,42 @@ fn a_migration_keeps_a_copy_and_loses_nothing() {
     );
     assert_eq!(file.files(), after, "a refused store was touched");
     // The next start has nothing to migrate, and the copy opens with the program of before.
-    let again = open_with(file.shared(), TWO_STEPS).unwrap();
+    let again = open_with(file.shared(), ONE_MORE).unwrap();
     assert_eq!(again.image, state.image());
-    let copy = after[&format!("{FILE_NAME}.before-2")].clone();
+    let copy = after[&format!("{FILE_NAME}.before-3")].clone();
     let back = SimDisk::with(&Files::from([(FILE_NAME.to_owned(), copy)]));
     assert_eq!(open_on(back.shared()).unwrap().image, state.image());
 }
 
-/// A step that fails leaves the store of before, which opens with the program of before.
+/// DUR5: a row of schema 1 that is none is damage, and said as such; the file is not touched.
+#[test]
+fn a_migration_refuses_a_row_that_it_does_not_know() {
+    for (table, key) in [("meta", "tally"), ("engines", "http://a")] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE_NAME);
+        std::fs::write(&path, kept_store(1)).unwrap();
+        let database = redb::Database::open(&path).unwrap();
+        let transaction = database.begin_write().unwrap();
+        let rows: TableDefinition<'_, &str, &[u8]> = TableDefinition::new(table);
+        transaction
+            .open_table(rows)
+            .unwrap()
+            .insert(key, [9].as_slice())
+            .unwrap();
+        transaction.commit().unwrap();
+        drop(database);
+        let before = std::fs::read(&path).unwrap();
+        let refused = open(directory.path()).unwrap_err();
+        assert!(matches!(refused, OpenError::Damaged(..)), "{refused:?}");
+        let seen = look(directory.path()).unwrap_err();
+        assert!(seen.to_string().contains("unknown version"), "{seen}");
+        assert!(std::fs::read(&path).unwrap() == before, "{key}: touched");
+        let entries = std::fs::read_dir(directory.path()).unwrap().count();
+        assert_eq!(entries, 1, "{key}: something was made beside it");
+    }
+}
+
+/// DUR5: a step that fails leaves the file as it is, which opens with the program of before.
 #[test]
 fn a_migration_that_fails_changes_nothing() {
     fn broken(transaction: &WriteTransaction) -> Result<(), redb::Error> {
@@ -73,11 +102,12 @@ fn a_migration_that_fails_changes_nothing() {
             .insert(1, b"half".as_slice())?;
         Err(redb::Error::Corrupted("as the test wants it".to_owned()))
     }
-    const BROKEN: &[Step] = &[STEPS[0], broken];
+    const BROKEN: &[Step] = &[STEPS[0], STEPS[1], broken];
     let (files, state) = closed_store();
     let disk = SimDisk::with(&files);
     let error = open_with(disk.shared(), BROKEN).unwrap_err();
     assert!(matches!(error, OpenError::Damaged(..)), "{error:?}");
+    assert_eq!(disk.files(), files, "the file was touched");
     let opened = open_on(disk.shared()).unwrap();
     assert_eq!(opened.image, state.image());
     drop(opened);

@@ -10,6 +10,8 @@ mod power;
 mod start;
 mod work;
 
+pub use self::churn::close;
+
 use kvgate_core::ids::Term;
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::record::Record;
@@ -27,7 +29,21 @@ fn reference(image: &Image) -> MemoryStore {
         .chain(image.tickets.iter().cloned().map(Record::Ticket))
         .chain(image.epochs.iter().cloned().map(Record::Epoch))
         .chain(image.engines.iter().cloned().map(Record::Engine))
-        .chain([Record::Tally(image.tally.clone())])
+        .chain(
+            image
+                .closes
+                .iter()
+                .cloned()
+                .map(Box::new)
+                .map(Record::Close),
+        )
+        .chain(
+            image
+                .sessions
+                .iter()
+                .map(|(session, used)| Record::SessionUsed(session.clone(), *used)),
+        )
+        .chain([Record::Tally(Box::new(image.tally.clone()))])
         .collect();
     let Ok(()) = store.commit(Commit {
         term: Term(image.term),

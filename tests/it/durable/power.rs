@@ -8,7 +8,8 @@ use kvgate_core::memory::MemoryStore;
 use kvgate_core::store::Image;
 
 use super::disk::{Dice, Durable, Event, Files, SimDisk, fingerprint};
-use super::migration::TWO_STEPS;
+use super::golden::kept_store;
+use super::migration::ONE_MORE;
 use super::work::{Account, Work, work};
 
 /// Outcomes that are drawn for every cut.
@@ -107,7 +108,7 @@ impl Scenario {
     }
 }
 
-/// DUR1, DUR2: at every operation of a creation, a workload, an orderly and an unclean start, a
+/// DUR1, DUR2, CLO2: at every operation of a creation, a workload, an orderly and an unclean start, a
 /// rewrite and a migration the power is cut, with any part of the unsynced writes, lengths and names
 /// lost and writes torn. Every outcome opens and holds each acknowledged turn whole, and at most the
 /// one turn that nobody was told of.
@@ -122,7 +123,7 @@ fn a_power_cut_loses_nothing_that_was_acknowledged() {
         ..Work::default()
     };
     let stops = Work {
-        closes: false,
+        orderly: false,
         ..short
     };
     let empty = Files::new();
@@ -143,7 +144,7 @@ fn a_power_cut_loses_nothing_that_was_acknowledged() {
     assert_eq!(disk.files()[&old], torn[FILE_NAME], "the old file was kept");
     let migrates = Work {
         turns: 1,
-        steps: TWO_STEPS,
+        steps: ONE_MORE,
         ..Work::default()
     };
     let (migration, _) = Scenario::run("migration", &closed, last, migrates);
@@ -156,10 +157,20 @@ fn a_power_cut_loses_nothing_that_was_acknowledged() {
             ..migrates
         },
     );
-    let total: usize = [creation, clean, stopped, rewrite, migration, old_torn]
-        .iter()
-        .map(Scenario::check)
-        .sum();
+    let files = Files::from([(FILE_NAME.to_owned(), kept_store(1))]);
+    let (from_first, _) = Scenario::run(
+        "migration of schema 1",
+        &files,
+        state_in(&files),
+        Work {
+            steps: STEPS,
+            ..migrates
+        },
+    );
+    let scenarios = [
+        creation, clean, stopped, rewrite, migration, old_torn, from_first,
+    ];
+    let total: usize = scenarios.iter().map(Scenario::check).sum();
     println!("power cuts: {total} distinct images");
     assert!(total >= 4_000, "{total} images only");
 }

@@ -112,7 +112,7 @@ fn a_file_system_without_second_names_will_do() {
     disk.without_links();
     let mut account = Account::new(MemoryStore::default());
     let job = Work {
-        closes: false,
+        orderly: false,
         ..Work::default()
     };
     work(&disk, &mut account, job).unwrap();

@@ -1,6 +1,7 @@
 //! A workload through the real core, with an account of what was acknowledged.
 
 use kvgate::store::{CommitError, OpenError, RedbStore, STEPS, Step, open_with};
+use kvgate_core::close::CloseMode;
 use kvgate_core::command::Command;
 use kvgate_core::ids::TicketId;
 use kvgate_core::machine::Machine;
@@ -10,7 +11,7 @@ use kvgate_core::ticket::{Sent, Stage};
 use kvgate_core::units::{Span, Timestamp};
 
 use super::disk::{Event, SimDisk};
-use crate::store::{acquire, params, round, tokens};
+use crate::store::{acquire, acquire_in, close, outcomes, params, round, tokens};
 
 /// What the reference store held after each commit, 0 being before the first, and how far the
 /// store under test told that it is.
@@ -72,7 +73,7 @@ impl Store for Watched<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     pub turns: u64,
-    pub closes: bool,
+    pub orderly: bool,
     pub steps: &'static [Step],
 }
 
@@ -80,7 +81,7 @@ impl Default for Work {
     fn default() -> Self {
         Self {
             turns: 6,
-            closes: true,
+            orderly: true,
             steps: STEPS,
         }
     }
@@ -102,21 +103,24 @@ pub fn work(disk: &SimDisk, account: &mut Account, work: Work) -> Result<(), Sto
     // What was not told to anyone is either there or not: the account goes on from what is there.
     account.states.truncate(account.acked);
     account.states.push(found);
-    let mut now = image.now.after(Span::from_secs(5));
+    let term = image.term;
+    // Every third start comes late: what was finished is forgotten. It closes no idle sessions either.
+    let late = term % 3 == 2;
+    let gap = Span::from_secs(if late { 4_000 } else { 5 });
+    let mut now = image.now.after(gap).max(Timestamp::from_millis(1_000_000));
+    let mut params = params(now);
+    params.policy.session_idle_close = (!late).then_some(Span::from_secs(5));
     let mut store = Watched {
         redb: store,
         disk,
         account,
     };
-    let term = image.term;
-    let mut machine = Machine::restore(image, params(now.max(Timestamp::from_millis(1_000_000))))
-        .commit(&mut store)?
-        .machine;
-    now = now.max(Timestamp::from_millis(1_000_000));
+    let mut committed = Machine::restore(image, params).commit(&mut store)?;
     for number in 0..work.turns {
         now = now.after(Span::from_millis(1_900));
         let held: Vec<_> = store.account.last().image().tickets;
-        let mut turn = machine.turn(now);
+        let mut turn = committed.machine.turn(now);
+        turn.handle(outcomes(&committed.effects));
         if number % 2 == 0 {
             turn.handle(round(now, &["http://a", "http://b"], term + number / 4));
         }
@@ -134,10 +138,24 @@ pub fn work(disk: &SimDisk, account: &mut Account, work: Work) -> Result<(), Sto
         }
         let cancelled = format!("t-{term}-{}-1", number / 2);
         turn.handle(Command::Cancel(TicketId::new(&cancelled).unwrap()));
-        machine = turn.finish().commit(&mut store)?.machine;
+        // Programs of a few turns each, some of them closed while they wait or hold a lease.
+        let program = format!("program {term}/{}", number / 3);
+        if number % 3 == 2 {
+            let modes = [CloseMode::Join, CloseMode::Abort];
+            turn.handle(close(&program, modes[(number / 3 % 2) as usize]));
+        } else {
+            let name = format!("p-{term}-{number}");
+            let sent = Sent::Sum(tokens(1));
+            turn.handle(acquire_in(&program, &name, sent, false, Some(&name)));
+        }
+        committed = turn.finish().commit(&mut store)?;
     }
-    if work.closes {
-        let _last = machine.turn(now).finish_last().commit(&mut store)?;
+    if work.orderly {
+        let _last = committed
+            .machine
+            .turn(now)
+            .finish_last()
+            .commit(&mut store)?;
         store.redb.close()?;
     }
     Ok(())

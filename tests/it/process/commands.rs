@@ -61,6 +61,9 @@ fn print_config_shows_every_value_with_its_origin() {
         "--agentic-admission-headroom",
         "0.5",
         "--agentic-program-admission",
+        "--agentic-session-lifecycle",
+        "--session-idle-close-s",
+        "1800",
     ]);
     let output = printing.env("KVGATE_CLAIM_GRACE_S", "20").output().unwrap();
     assert!(output.status.success());
@@ -71,6 +74,10 @@ fn print_config_shows_every_value_with_its_origin() {
         "program_admission = true  # flag",
         "claim_grace_s = 20.0  # env",
         "admission_max_wait_s = 30.0  # default",
+        "session_lifecycle = true  # flag",
+        "session_idle_close_s = 1800.0  # flag",
+        "close_timeout_s = 5.0  # default",
+        "join_timeout_s = 0.0  # default",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
     }
@@ -196,6 +203,11 @@ async fn check_says_what_is_to_be_mended() {
     let output = run(&["check"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains("neither a router nor an engine"));
+
+    // CLO10: a router in place of an engine.
+    let output = run(&["check", "--session-lifecycle", "--engine", &router]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("it answers as a router"));
 }
 
 /// A service whose stderr nobody reads any more goes on reading its fleet and deciding.

@@ -2,6 +2,7 @@
 
 mod burst;
 mod callers;
+mod closes;
 mod commands;
 mod full_disk;
 mod kill;

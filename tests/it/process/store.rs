@@ -4,10 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use kvgate::store::{FILE_NAME, OfflineError, OpenError, look};
+use kvgate::store::{FILE_NAME, FsDisk, OfflineError, OpenError, look, write_new};
+use kvgate_core::close::CloseStage;
+use kvgate_core::ids::SessionId;
+use kvgate_core::store::Image;
+use kvgate_core::units::Timestamp;
 use serde_json::{Value, json};
 
 use super::fleet;
+use crate::durable::close;
 use crate::support::process::{Kvgate, command};
 
 /// Runs `kvgate store` on a data directory.
@@ -253,6 +258,63 @@ async fn looks_leave_the_store_as_it_is() {
     }
 }
 
+/// CLO2, DUR2: the figures of a store tell its closes, open, finished and failed, and its sessions; a
+/// store whose closes contradict each other is not whole.
+#[test]
+fn the_closes_of_a_store_are_told() {
+    let at = Timestamp::from_millis(5_000);
+    let finished = |number, failed: bool| {
+        let mut close = close(number, CloseStage::Done { at });
+        if !failed {
+            close.targets.clear();
+            close.counts = [8, 0, 0, 0, 0, 0, 0];
+        }
+        close
+    };
+    let mut image = Image {
+        term: 1,
+        now: at,
+        next_issue: 1,
+        closes: vec![
+            finished(1, true),
+            finished(2, false),
+            close(3, CloseStage::Joining { ready_since: None }),
+        ],
+        ..Image::default()
+    };
+    let idle = SessionId::new("idle").unwrap();
+    image.sessions = vec![(image.closes[1].session.clone(), at), (idle, at)];
+    let data = tempfile::tempdir().unwrap();
+    write_new(&FsDisk::new(data.path()), &image).unwrap();
+    let found = inspected(data.path());
+    let counts = [
+        "closes_open",
+        "closes_finished",
+        "closes_failed",
+        "sessions",
+    ];
+    assert_eq!(counts.map(|name| &found[name]), [1, 2, 1, 4]);
+    let table = String::from_utf8(done(&["inspect"], data.path())).unwrap();
+    assert!(
+        table.contains("closes        1 open, 2 finished (1 failed)\nsessions      4\n"),
+        "{table}"
+    );
+    let verified = String::from_utf8(done(&["verify"], data.path())).unwrap();
+    assert!(
+        verified.ends_with("0 waiting, 1 closes open\n"),
+        "{verified}"
+    );
+
+    // Two open closes of one session: no gate writes that.
+    let mut twice = close(4, CloseStage::Joining { ready_since: None });
+    twice.session = image.closes[2].session.clone();
+    image.closes.push(twice);
+    let data = tempfile::tempdir().unwrap();
+    write_new(&FsDisk::new(data.path()), &image).unwrap();
+    let said = refused(&["verify"], data.path(), 65);
+    assert!(said.contains("has a newer one"), "{said}");
+}
+
 /// DUR5: a copy that is cut, garbled, newer or something else is refused, and no store comes of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_copies_are_refused() {
@@ -261,7 +323,7 @@ async fn bad_copies_are_refused() {
     let text = String::from_utf8(whole.clone()).unwrap();
     let garbled = text.replace("held-ticket", "held-packet").into_bytes();
     let newer = text
-        .replace(r#""version":1"#, r#""version":7"#)
+        .replace(r#""version":2"#, r#""version":7"#)
         .into_bytes();
     for (copy, code, says) in [
         (&whole[..whole.len() / 2], 65, "was cut off"),

@@ -10,7 +10,9 @@ use kvgate::clock::Clock;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use kvgate::store;
+use kvgate::web::{self, WebState};
 use kvgate_core::capacity::FleetConfig;
+use kvgate_core::close::{CallResult, EngineCall};
 use kvgate_core::command::Acquire;
 use kvgate_core::decision::Scope;
 use kvgate_core::ids::{EngineId, SessionId, TicketId};
@@ -24,6 +26,7 @@ use reqwest::header::HeaderMap;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -215,7 +218,7 @@ impl Builder {
             salt(),
         );
         let stop = CancellationToken::new();
-        let router = http::router(app.clone(), axum::Router::new());
+        let router = http::router(app.clone(), web::routes(WebState { gate: gate.clone() }));
         let server = tokio::spawn(http::serve(
             listener,
             app,
@@ -340,14 +343,20 @@ impl TestApp {
         ] {
             *state.pointer_mut(moving).unwrap() = Value::Null;
         }
+        for notice in state["notices"].as_array_mut().unwrap() {
+            // Shown by the present clock (TIM1), which may round to the next millisecond.
+            notice["since"] = Value::Null;
+        }
         let names = |list: Value, name: &str| -> Vec<Value> {
             let items = list["items"].as_array().unwrap();
             items.iter().map(|item| item[name].clone()).collect()
         };
         let leases = names(self.get("/v1/leases").await.json(), "lease_id");
         let queue = names(self.get("/v1/queue").await.json(), "ticket_id");
+        let sessions = names(self.get("/v1/sessions").await.json(), "session_id");
+        let closes = names(self.get("/v1/closes").await.json(), "close_id");
         serde_json::json!({
-            "state": state, "leases": leases, "queue": queue,
+            "state": state, "leases": leases, "queue": queue, "sessions": sessions, "closes": closes,
             "seq": self.gate.view().seq.0, "tally": format!("{:?}", self.gate.view().tally)
         })
     }
@@ -376,6 +385,58 @@ impl Drop for TestApp {
         if let Some(server) = &self.server {
             server.abort();
         }
+    }
+}
+
+/// A stand-in for the engines: it takes what they are asked, and says what they answer.
+pub struct EngineCalls {
+    gate: Gate,
+    calls: UnboundedReceiver<EngineCall>,
+}
+
+impl EngineCalls {
+    pub fn of(app: &TestApp) -> Self {
+        Self {
+            gate: app.gate.clone(),
+            calls: app.gate.take_calls().unwrap(),
+        }
+    }
+
+    pub async fn next(&mut self) -> EngineCall {
+        tokio::time::timeout(SOON, self.calls.recv())
+            .await
+            .expect("no engine was called")
+            .unwrap()
+    }
+
+    /// Nothing was asked that was not taken.
+    pub fn are_none(&mut self) -> bool {
+        self.calls.try_recv().is_err()
+    }
+
+    pub fn answer(&self, call: &EngineCall, result: CallResult) {
+        self.gate.called(vec![(call.id, result)]);
+    }
+
+    /// Takes the next call and answers it with a status.
+    pub async fn answer_next(&mut self, code: u16, text: Option<&str>) -> EngineCall {
+        let call = self.next().await;
+        let text = text.map(Arc::from);
+        self.answer(&call, CallResult::Status { code, text });
+        call
+    }
+
+    /// Answers every call with 200 from here on.
+    pub fn accept_all(mut self) {
+        tokio::spawn(async move {
+            while let Some(call) = self.calls.recv().await {
+                let done = CallResult::Status {
+                    code: 200,
+                    text: None,
+                };
+                self.gate.called(vec![(call.id, done)]);
+            }
+        });
     }
 }
 

@@ -16,10 +16,10 @@ from typing import Any
 from ._wire import LATE_S, Reply, Wire, segment, settled, silent, stop_all
 from .fail_open import Breaker, LocalBypasses, log
 
-LANES = 8
+SENDERS = 8
 """Calls under way at a time. More would only make smaller batches."""
-BACKGROUND_LANES = 4
-"""The same for what nobody waits long for. It has lanes of its own, so that its patience keeps none from others."""
+BACKGROUND_SENDERS = 4
+"""The same for what nobody waits long for. It has senders of its own, so that its patience holds up no others."""
 BATCH_MAX = 256
 """Operations of one batch: a quarter of the gate's bound, which keeps the longest ids below its 4 MiB."""
 
@@ -81,23 +81,23 @@ class Item:
 class Calls:
     """Calls of one event loop that have the same patience."""
 
-    def __init__(self, wire: Wire, breaker: Breaker, bypasses: LocalBypasses, lanes: int = LANES) -> None:
-        self._lanes_max = lanes
+    def __init__(self, wire: Wire, breaker: Breaker, bypasses: LocalBypasses, senders: int = SENDERS) -> None:
+        self._senders_max = senders
         self._wire = wire
         self._breaker = breaker
         self._bypasses = bypasses
         self._queue: deque[Item] = deque()
-        self._lanes: set[asyncio.Task[None]] = set()
+        self._senders: set[asyncio.Task[None]] = set()
 
     def put(self, operation: Operation, within_s: float) -> Item:
         """Puts an operation on its way. Its reply comes within `within_s`, the time in the queue included."""
         loop = asyncio.get_running_loop()
         item = Item(operation, loop.time() + within_s, loop.create_future())
         self._queue.append(item)
-        if len(self._lanes) < self._lanes_max:
-            lane = loop.create_task(self._lane(), name="kvgate-calls")
-            self._lanes.add(lane)
-            lane.add_done_callback(self._lanes.discard)
+        if len(self._senders) < self._senders_max:
+            sender = loop.create_task(self._sender(), name="kvgate-calls")
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
         return item
 
     async def ask(self, operation: Operation, within_s: float) -> Reply:
@@ -117,13 +117,13 @@ class Calls:
         return not item.sent
 
     def idle(self) -> bool:
-        return not self._lanes and not self._queue
+        return not self._senders and not self._queue
 
     async def stop(self) -> None:
         """Ends what is under way: as calls whose connection broke."""
-        await stop_all(self._lanes)
+        await stop_all(self._senders)
 
-    async def _lane(self) -> None:
+    async def _sender(self) -> None:
         while bunch := self._next_bunch():
             again = False
             try:
@@ -131,7 +131,7 @@ class Calls:
             except Exception:  # noqa: BLE001  a fault of ours must not reach a rollout
                 log.exception("kvgate: a fault of the client; %d calls are given up", len(bunch))
             finally:
-                # Also when the lane itself is cancelled: nobody is left waiting.
+                # Also when the sender itself is cancelled: nobody is left waiting.
                 if not again:
                     for item in bunch:
                         item.settle(silent("cut"))

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._calls import BACKGROUND_LANES, Calls, acquire, cancel
+from ._calls import BACKGROUND_SENDERS, Calls, acquire, cancel
 from ._courier import Courier
 from ._room import UNKNOWN, Room, Seat
 from ._wire import Reply, Wire, keep_quiet, silent, stop_all
@@ -109,7 +109,7 @@ class Home:
         self.wire = Wire(config)
         self.calls = Calls(self.wire, shared.breaker, shared.bypasses)
         self.room = Room(self.wire, shared.breaker, config)
-        self._background = Calls(self.wire, shared.breaker, shared.bypasses, BACKGROUND_LANES)
+        self._background = Calls(self.wire, shared.breaker, shared.bypasses, BACKGROUND_SENDERS)
         self.courier = Courier(self._background, shared.breaker, config, shared.warnings)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False

@@ -391,12 +391,13 @@ class AsyncGate:
             return Close(session_id, "unanswered")
         if not reply.ok:
             return Close(session_id, "refused")
-        engines = reply.body.get("engines")
+        engines, counts = reply.body.get("engines"), reply.body.get("counts")
         return Close(
             session_id,
             text(reply.body.get("state"), "unanswered"),
             text(reply.body.get("close_id")) or None,
             tuple(row for row in engines if isinstance(row, dict)) if isinstance(engines, list) else (),
+            {name: tokens(n) or 0 for name, n in counts.items()} if isinstance(counts, dict) else {},
         )
 
     async def report(self, step: int, *, run: str | None = None) -> StepReport | None:

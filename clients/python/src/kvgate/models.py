@@ -65,6 +65,9 @@ class Close:
     trying in the background; `refused` when the gate does not take it."""
     close_id: str | None = None
     engines: tuple[Mapping[str, Any], ...] = ()
+    """Every engine while it runs; of a finished close those that did not take it."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many engines stand in each state."""
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,22 @@ use std::sync::Arc;
 
 use kvgate_core::batch::{Batch, Committed, Failed};
 use kvgate_core::capacity::FleetConfig;
-use kvgate_core::command::{Acquire, Command, Delivery};
+use kvgate_core::close::{
+    CallFailure, CallId, CallResult, CallWhat, CloseIntent, CloseMode, EngineCall, TargetState,
+};
+use kvgate_core::command::{Acquire, CloseRequest, Command, Delivery};
 use kvgate_core::decision::{BypassReason, CancelReason, Scope, WaitReason};
 use kvgate_core::effect::{
-    AcquireRefused, Answer, CancelOutcome, Effect, LeaseGone, LeaseView, Outcome, ReleaseOutcome,
-    Reply, TicketView, WaitStatus, Watched,
+    AcquireRefused, Answer, CancelOutcome, CloseReply, Effect, LeaseGone, LeaseView, Outcome,
+    ReleaseOutcome, Reply, RetryRefused, SessionView, TicketView, WaitStatus, Watched,
 };
-use kvgate_core::ids::{EngineId, LeaseId, Seq, SessionId, TicketId};
+use kvgate_core::ids::{CloseId, EngineId, LeaseId, Seq, SessionId, TicketId};
 use kvgate_core::machine::{Machine, StartParams, Untold};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::{AdmissionScope, Policy};
 use kvgate_core::reading::{
-    ReadFailure, Reading, Role, Round, RouterAnswer, RouterFailure, StartMark, TokenCounters,
-    Worker,
+    EngineKind, ReadFailure, Reading, Role, Round, RouterAnswer, RouterFailure, StartMark,
+    TokenCounters, Worker,
 };
 use kvgate_core::store::{Commit, Store};
 use kvgate_core::ticket::Sent;
@@ -55,6 +58,14 @@ pub fn admission_on() -> Policy {
     .unwrap()
 }
 
+/// The same with session closes on.
+pub fn closes_on() -> Policy {
+    Policy {
+        session_lifecycle: true,
+        ..admission_on()
+    }
+}
+
 /// An acquire of session `s` in scope train with a life of 600 s whose call stays open.
 pub fn acquire(name: &str, reservation: u64) -> Acquire {
     Acquire {
@@ -87,6 +98,7 @@ pub struct Engine {
     pub counters: Option<(u64, u64)>,
     pub mark: Option<u64>,
     pub unknown_label: bool,
+    pub kind: EngineKind,
 }
 
 impl Engine {
@@ -106,6 +118,7 @@ impl Engine {
             counters: None,
             mark: None,
             unknown_label: false,
+            kind: EngineKind::Sglang,
         }
     }
 
@@ -122,6 +135,7 @@ impl Engine {
                 .counters
                 .map(|(prompt, generation)| TokenCounters { prompt, generation }),
             unknown_label: self.unknown_label,
+            kind: self.kind,
             ..Reading::idle(tokens(self.capacity))
         })
     }
@@ -181,6 +195,10 @@ pub struct Gate {
     pub decided: Vec<(Seq, Answer)>,
     /// All numbers of changes so far, in the order of the answers.
     pub seqs: Vec<Seq>,
+    /// Calls to engines since they were last taken.
+    pub calls: Vec<EngineCall>,
+    /// Closes that were told to be done.
+    pub done: Vec<CloseIntent>,
 }
 
 impl Gate {
@@ -198,6 +216,8 @@ impl Gate {
             engines: BTreeMap::new(),
             decided: Vec::new(),
             seqs: Vec::new(),
+            calls: Vec::new(),
+            done: Vec::new(),
         };
         gate.start();
         gate
@@ -247,6 +267,7 @@ impl Gate {
     pub fn crash(&mut self, down_ms: u64) {
         self.machine = None;
         self.decided.clear();
+        self.calls.clear();
         self.now += down_ms;
         self.start();
     }
@@ -272,6 +293,8 @@ impl Gate {
                     self.decided.push((*seq, answer.clone()));
                 }
                 Effect::Reply { seq, .. } | Effect::Parked { seq, .. } => self.seqs.extend(*seq),
+                Effect::Call(call) => self.calls.push(call.clone()),
+                Effect::CloseDone(close) => self.done.push(close.clone()),
             }
         }
         committed.effects
@@ -302,12 +325,12 @@ impl Gate {
                     assert!(slot.is_none(), "a command is answered once");
                     *slot = Some((seq, Told::Reply(reply)));
                 }
-                Effect::Parked { tag, seq } => {
+                Effect::Parked { tag, seq, .. } => {
                     let slot = told.get_mut(tag.0).unwrap();
                     assert!(slot.is_none(), "a command is answered once");
                     *slot = Some((seq, Told::Parked));
                 }
-                Effect::Decided { .. } => {}
+                Effect::Decided { .. } | Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
         told.into_iter()
@@ -607,6 +630,131 @@ impl Gate {
         }
     }
 
+    // ---- sessions and closes -------------------------------------------------------------
+
+    pub fn try_close(&mut self, name: &str, mode: CloseMode) -> (Option<Seq>, CloseReply) {
+        let request = CloseRequest {
+            session: session(name),
+            mode,
+            reason: None,
+        };
+        match self.tell(Command::Close(request)) {
+            (seq, Told::Reply(Reply::Close(reply))) => (seq, reply),
+            other => panic!("not a close: {other:?}"),
+        }
+    }
+
+    /// A close with mode `join`; the intent as it was answered.
+    pub fn close(&mut self, name: &str) -> CloseIntent {
+        match self.try_close(name, CloseMode::Join).1 {
+            CloseReply::Taken(close) => close,
+            other => panic!("not taken: {other:?}"),
+        }
+    }
+
+    pub fn abort(&mut self, name: &str) -> CloseIntent {
+        match self.try_close(name, CloseMode::Abort).1 {
+            CloseReply::Taken(close) => close,
+            other => panic!("not taken: {other:?}"),
+        }
+    }
+
+    pub fn retry(&mut self, close: CloseId) -> Result<CloseIntent, RetryRefused> {
+        match self.tell(Command::RetryClose(close)).1 {
+            Told::Reply(Reply::RetryClose(reply)) => reply,
+            other => panic!("not a retry: {other:?}"),
+        }
+    }
+
+    pub fn find_close(&mut self, close: CloseId) -> Option<CloseIntent> {
+        match self.tell(Command::ReadClose(close)).1 {
+            Told::Reply(Reply::ReadClose(close)) => close,
+            other => panic!("not a close: {other:?}"),
+        }
+    }
+
+    pub fn read_close(&mut self, close: CloseId) -> CloseIntent {
+        self.find_close(close).expect("the close is known")
+    }
+
+    pub fn read_session(&mut self, name: &str) -> Option<SessionView> {
+        match self.tell(Command::ReadSession(session(name))).1 {
+            Told::Reply(Reply::Session(view)) => view,
+            other => panic!("not a session: {other:?}"),
+        }
+    }
+
+    /// Where an engine of a close stands.
+    pub fn target(&mut self, close: CloseId, name: &str) -> Option<TargetState> {
+        let close = self.read_close(close);
+        close.targets.get(&engine(name)).map(|target| target.state)
+    }
+
+    /// The calls since the last time, in words: `close s at a`, `abort rid at b`.
+    pub fn sent(&mut self) -> Vec<String> {
+        let calls = std::mem::take(&mut self.calls);
+        calls.iter().map(in_words).collect()
+    }
+
+    pub fn called(&mut self, results: Vec<(CallId, CallResult)>) -> Option<Seq> {
+        self.tell(Command::Called(results)).0
+    }
+
+    /// The calls since the last time come to what `result` says; `None` leaves one open for good.
+    pub fn answer_calls(&mut self, result: impl Fn(&EngineCall) -> Option<CallResult>) {
+        let calls = std::mem::take(&mut self.calls).into_iter();
+        let results: Vec<_> = calls
+            .filter_map(|call| Some((call.id, result(&call)?)))
+            .collect();
+        if !results.is_empty() {
+            self.called(results);
+        }
+    }
+
+    /// Turns at the deadlines that the machine names and at each second up to `until`; calls are
+    /// answered at once. Gives which calls went out when, in milliseconds from now.
+    pub fn serve_until(
+        &mut self,
+        until: u64,
+        result: impl Fn(&EngineCall) -> Option<CallResult>,
+    ) -> Vec<(u64, String)> {
+        let began = self.now;
+        let mut log = Vec::new();
+        for turns in 0.. {
+            assert!(
+                turns < 10_000,
+                "the machine names a deadline that it does not serve"
+            );
+            log.extend(
+                self.calls
+                    .iter()
+                    .map(|call| (self.now - began, in_words(call))),
+            );
+            self.answer_calls(&result);
+            if !self.calls.is_empty() {
+                continue;
+            }
+            if self.now == until {
+                return log;
+            }
+            // A turn each second, so that no gap is a pause.
+            let deadline = self.machine().next_deadline().map(Timestamp::millis);
+            let second = self.now + 1_000;
+            let next = deadline.map_or(second, |next| next.min(second));
+            self.now = self.now.max(next).min(until);
+            self.turn(Vec::new());
+        }
+        log
+    }
+
+    /// What is kept of closes and sessions is what the store holds.
+    pub fn closes_are_stored(&self) {
+        let live = self.machine().image();
+        let stored = self.store.image();
+        assert_eq!(live.closes, stored.closes, "closes as stored");
+        assert_eq!(live.engines, stored.engines, "engines as stored");
+    }
+
     /// The decisions of the queue since the last call, as ticket and outcome.
     pub fn decisions(&mut self) -> Vec<(String, Outcome)> {
         std::mem::take(&mut self.decided)
@@ -655,6 +803,25 @@ impl Gate {
         let tally = self.view().tally;
         tally.scopes.iter().flat_map(|scope| scope.cancelled).sum()
     }
+}
+
+fn in_words(call: &EngineCall) -> String {
+    let at = call.engine.as_str();
+    let at = at.trim_start_matches("http://").trim_end_matches(":30000");
+    match &call.what {
+        CallWhat::Close(session) => format!("close {} at {at}", session.as_str()),
+        CallWhat::Abort(request) => format!("abort {} at {at}", request.as_str()),
+    }
+}
+
+/// An engine answers with this status.
+pub fn status_of(code: u16) -> Option<CallResult> {
+    Some(CallResult::Status { code, text: None })
+}
+
+/// An engine does not answer.
+pub fn no_answer() -> Option<CallResult> {
+    Some(CallResult::Failed(CallFailure::Refused))
 }
 
 /// The answer to an acquire.

@@ -11,6 +11,7 @@ use kvgate_core::store::{Commit, Store};
 use kvgate_core::units::Timestamp;
 use proptest::prelude::*;
 
+use crate::closing::Closing;
 use crate::steps::{Kind, Reference, T0, Turn, settings, step};
 use crate::subject::{command, params};
 
@@ -35,6 +36,7 @@ struct Run {
     machine: Box<Machine>,
     store: Recorder,
     seed: u64,
+    closing: Closing,
 }
 
 impl Run {
@@ -46,6 +48,7 @@ impl Run {
             machine: committed.machine,
             store,
             seed,
+            closing: Closing::default(),
         }
     }
 
@@ -53,11 +56,12 @@ impl Run {
         let batch = if turn.kind == Kind::Start {
             let after = &turn.after;
             let start = params(turn.now, after.salt, self.seed, &after.settings);
+            self.closing.started();
             Machine::restore(self.store.inner.image(), start)
         } else {
             let mut under_way = self.machine.turn(Timestamp::from_millis(turn.now));
             for resolved in &turn.commands {
-                under_way.handle(command(resolved));
+                under_way.handle(command(resolved, &mut self.closing));
             }
             match turn.kind {
                 Kind::Last => under_way.finish_last(),
@@ -66,6 +70,7 @@ impl Run {
         };
         let Ok(committed) = batch.commit(&mut self.store);
         self.machine = committed.machine;
+        self.closing.take(&committed.effects);
         (self, committed.effects)
     }
 }

@@ -9,6 +9,7 @@
     reason = "a test that overflows or meets an unexpected answer shall fail loudly"
 )]
 
+mod closing;
 mod determinism;
 mod model;
 mod steps;
@@ -33,7 +34,8 @@ fn config(cases: u32) -> Config {
 prop_state_machine! {
     #![proptest_config(config(600))]
 
-    /// DEC1 to DEC4, TIC1 to TIC6, LEA1 to LEA4, CAP3 to CAP8, TIM2, TIM3, CNT1, DUR2, DUR6, ID2.
+    /// DEC1 to DEC4, TIC1 to TIC6, LEA1 to LEA4, CAP3 to CAP8, TIM2, TIM3, CNT1, DUR2, DUR6, ID2,
+    /// CLO2 to CLO6, CLO8, CLO9.
     #[test]
     fn the_core_does_what_the_rules_say(sequential 1..60 => Subject);
 }

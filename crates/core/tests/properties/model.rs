@@ -23,6 +23,9 @@ pub struct Settings {
     pub grace: u64,
     pub max_waiting: usize,
     pub stale_after: u64,
+    pub closes: bool,
+    pub join_timeout: Option<u64>,
+    pub idle_close: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,11 +114,19 @@ pub enum Said {
     Released,
     AlreadyReleased,
     Revoked,
-    Lease { ends: u64, ttl: u64, epoch: u64 },
+    Lease {
+        ends: u64,
+        ttl: u64,
+        epoch: u64,
+    },
     Gone(Why),
     Cancel(How),
     Watch(Vec<Watched>),
     Ticket(Option<Result<Answer, EndHow>>),
+    Closed,
+    ClosesOff,
+    /// To the retry of a close, whatever it did.
+    Retried,
     Done,
 }
 
@@ -150,6 +161,7 @@ pub enum Counter {
     Withdrawn(Scope),
     Dropped(Scope),
     TakenBack(Scope),
+    SessionClosed(Scope),
     Released,
     Expired,
     Revoked,
@@ -250,6 +262,8 @@ pub struct Turned {
     pub said: Vec<Said>,
     /// Whether the command, or the decision it was told, was a numbered change.
     pub changed: Vec<bool>,
+    /// Whether it says that the session was reopened; `None` when the close may be forgotten.
+    pub reopened: Vec<Option<bool>>,
     pub decided: Vec<Answer>,
 }
 
@@ -277,6 +291,10 @@ pub struct Model {
     turned_since_start: bool,
     turn: Turned,
     leaving: Vec<(usize, TicketId, bool)>,
+    /// Sessions that were closed and not used since, and when they were closed.
+    closed: BTreeMap<SessionId, u64>,
+    /// Idle sessions may have been closed: the reference does not know which.
+    closes_idle: bool,
 }
 
 impl Model {
@@ -302,6 +320,8 @@ impl Model {
             turned_since_start: false,
             turn: Turned::default(),
             leaving: Vec::new(),
+            closed: BTreeMap::new(),
+            closes_idle: false,
         };
         model.start(now);
         model
@@ -469,6 +489,7 @@ impl Model {
     fn say(&mut self, said: Said, changed: bool) {
         self.turn.said.push(said);
         self.turn.changed.push(changed);
+        self.turn.reopened.push(Some(false));
     }
 
     fn find(&self, id: &TicketId) -> Option<usize> {
@@ -605,6 +626,7 @@ impl Model {
     /// DEC1.
     fn decide(&mut self, ask: Ask, since: Option<u64>) {
         self.acquires += 1;
+        let closed = self.closed.remove(&ask.session);
         let reservation = self.reservation(ask.numbers);
         let scope = ask.scope;
         let waiting = self.line().len();
@@ -640,6 +662,12 @@ impl Model {
         };
         self.tickets.push(ticket);
         let index = self.tickets.len() - 1;
+        // CLO8. A close is remembered for an hour after it is done.
+        let reopened = match closed {
+            Some(at) if self.now >= at + 3_600_000 => None,
+            None if self.closes_idle => None,
+            closed => Some(closed.is_some()),
+        };
         match (bypass, wait) {
             (None, None) => {
                 self.grant(index, since);
@@ -666,9 +694,11 @@ impl Model {
                 };
                 self.tickets[index].caller = Caller::Telling;
                 let answer = self.first(index);
-                self.say(Said::Answer(answer), false);
+                // Nothing is kept but what it does to a close.
+                self.say(Said::Answer(answer), reopened == Some(true));
             }
         }
+        *self.turn.reopened.last_mut().unwrap() = reopened;
     }
 
     fn not_applied(&self, scope: Scope) -> Option<BypassReason> {
@@ -797,10 +827,14 @@ impl Model {
         let scope = ticket.scope;
         self.count(match how {
             EndHow::Dropped => Counter::Dropped(scope),
+            EndHow::SessionClosed => Counter::SessionClosed(scope),
             _ => Counter::Withdrawn(scope),
         });
         let mut answer = self.first(index);
-        answer.outcome = Outcome::Cancelled(CancelReason::Cancelled);
+        answer.outcome = Outcome::Cancelled(match how {
+            EndHow::SessionClosed => CancelReason::SessionClosed,
+            _ => CancelReason::Cancelled,
+        });
         self.turn.decided.push(answer);
     }
 
@@ -868,6 +902,7 @@ impl Model {
                 *waited,
                 match how {
                     EndHow::Bypassed(reason) => Outcome::Bypass(*reason),
+                    EndHow::SessionClosed => Outcome::Cancelled(CancelReason::SessionClosed),
                     _ => Outcome::Cancelled(CancelReason::TicketFinished),
                 },
             ),
@@ -1146,7 +1181,7 @@ impl Model {
                 self.say(Said::Cancel(How::Released), true);
             }
             Stage::Ended {
-                how: EndHow::Released | EndHow::Cancelled,
+                how: EndHow::Released | EndHow::Cancelled | EndHow::SessionClosed,
                 ..
             } => self.say(Said::Cancel(How::AlreadyFinished), false),
             Stage::Ended { how, .. } => {
@@ -1161,9 +1196,37 @@ impl Model {
         }
     }
 
+    // ---- closes --------------------------------------------------------------------------
+
+    /// CLO2, CLO3, as far as it does not depend on the delivery: waiters are withdrawn, and the next
+    /// use is a new one.
+    pub fn close(&mut self, session: SessionId) {
+        if !self.settings.closes {
+            return self.say(Said::ClosesOff, false);
+        }
+        let of_session = |ticket: &Ticket| {
+            let asked = ticket.asked.as_ref();
+            ticket.waits() && asked.is_some_and(|(asked, _)| *asked == session)
+        };
+        while let Some(index) = self.tickets.iter().position(of_session) {
+            self.withdraw(index, EndHow::SessionClosed);
+        }
+        self.closed.insert(session, self.now);
+        self.say(Said::Closed, true);
+    }
+
+    pub fn retry(&mut self) {
+        self.say(Said::Retried, false);
+    }
+
+    pub fn called(&mut self) {
+        self.say(Said::Done, false);
+    }
+
     // ---- the fleet -----------------------------------------------------------------------
 
     pub fn configure(&mut self, settings: Settings) {
+        self.closes_idle |= settings.idle_close.is_some();
         self.settings = settings;
         self.say(Said::Done, false);
     }

@@ -50,6 +50,23 @@ pub enum Command {
     ReadLease(Which),
     Round(RoundPlan),
     Configure(Settings),
+    /// Ends a session; aborts with `true`.
+    Close(u8, bool),
+    /// A close of before, counted from the last.
+    RetryClose(u8),
+    /// Open calls come to something, picked by number.
+    Called(Vec<(u8, Comes)>),
+}
+
+/// What a call to an engine comes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Comes {
+    Taken,
+    Absent,
+    Refused,
+    Later,
+    Silent,
+    TooLarge,
 }
 
 /// A lease, named so that shrinking does not change its meaning more than it must.
@@ -120,6 +137,9 @@ pub enum Resolved {
     ReadLease(LeaseId),
     Round(Round),
     Configure(Settings),
+    Close(SessionId, bool),
+    RetryClose(u8),
+    Called(Vec<(u8, Comes)>),
 }
 
 /// One turn as both sides take it, and what the reference said.
@@ -162,6 +182,11 @@ pub fn ticket(number: u8) -> TicketId {
     TicketId::new(&format!("t{number}")).unwrap()
 }
 
+/// Tickets share a few sessions.
+pub fn session(number: u8) -> SessionId {
+    SessionId::new(&format!("s{}", number % 4)).unwrap()
+}
+
 /// Two engines that the router lists and one that the operator named as well.
 pub fn static_engines() -> Vec<EngineId> {
     vec![engine(2)]
@@ -179,6 +204,9 @@ pub fn settings() -> Settings {
         grace: 10_000,
         max_waiting: 8,
         stale_after: 6_000,
+        closes: true,
+        join_timeout: Some(20_000),
+        idle_close: None,
     }
 }
 
@@ -240,11 +268,10 @@ impl Reference {
                 stays,
             } => Resolved::Acquire(Ask {
                 ticket: ticket(*number),
-                session: SessionId::new(match odd {
-                    Some(0) => "another",
-                    _ => "s",
-                })
-                .unwrap(),
+                session: session(match odd {
+                    Some(0) => number.wrapping_add(1),
+                    _ => *number,
+                }),
                 numbers: numbers(match odd {
                     None | Some(0) => *number,
                     Some(odd) => number.wrapping_add(*odd),
@@ -279,6 +306,9 @@ impl Reference {
             Command::ReadLease(which) => Resolved::ReadLease(self.lease(*which)),
             Command::Round(plan) => Resolved::Round(self.round(plan)),
             Command::Configure(settings) => Resolved::Configure(settings.clone()),
+            Command::Close(number, abort) => Resolved::Close(session(*number), *abort),
+            Command::RetryClose(back) => Resolved::RetryClose(*back),
+            Command::Called(picks) => Resolved::Called(picks.clone()),
         }]
     }
 
@@ -336,6 +366,9 @@ impl Reference {
             Resolved::ReadLease(lease) => model.read_lease(lease),
             Resolved::Round(round) => model.round(round),
             Resolved::Configure(settings) => model.configure(settings),
+            Resolved::Close(session, _) => model.close(session),
+            Resolved::RetryClose(_) => model.retry(),
+            Resolved::Called(_) => model.called(),
         }
     }
 
@@ -515,6 +548,11 @@ fn configure() -> impl Strategy<Value = Command> {
         select(vec![1_000, 10_000, 10_000, 60_000]),
         select(vec![1, 3, 8, 8]),
         select(vec![1_000, 6_000, 6_000, 30_000]),
+        prop::bool::weighted(0.8),
+        (
+            select(vec![None, Some(0), Some(5_000), Some(60_000)]),
+            select(vec![None, None, Some(5_000), Some(90_000)]),
+        ),
     )
         .prop_map(
             |(
@@ -528,6 +566,8 @@ fn configure() -> impl Strategy<Value = Command> {
                 grace,
                 max_waiting,
                 stale_after,
+                closes,
+                (join_timeout, idle_close),
             )| {
                 Settings {
                     on,
@@ -540,10 +580,34 @@ fn configure() -> impl Strategy<Value = Command> {
                     grace,
                     max_waiting,
                     stale_after,
+                    closes,
+                    join_timeout,
+                    idle_close,
                 }
             },
         );
     prop_oneof![1 => changed, 1 => Just(settings())].prop_map(Command::Configure)
+}
+
+fn comes() -> impl Strategy<Value = Comes> {
+    prop_oneof![
+        4 => Just(Comes::Taken),
+        1 => Just(Comes::Absent),
+        1 => Just(Comes::Refused),
+        2 => Just(Comes::Later),
+        4 => Just(Comes::Silent),
+        1 => Just(Comes::TooLarge),
+    ]
+}
+
+/// Outcomes of calls; at times whatever is open goes unanswered.
+fn called() -> impl Strategy<Value = Command> {
+    let silent = (any::<u8>(), Just(Comes::Silent));
+    prop_oneof![
+        2 => prop::collection::vec((any::<u8>(), comes()), 1..8),
+        1 => prop::collection::vec(silent, 4..24),
+    ]
+    .prop_map(Command::Called)
 }
 
 fn command() -> impl Strategy<Value = Command> {
@@ -563,6 +627,9 @@ fn command() -> impl Strategy<Value = Command> {
         1 => which().prop_map(Command::ReadLease),
         8 => round(),
         1 => configure(),
+        6 => (0u8..4, prop::bool::weighted(0.3)).prop_map(|(number, abort)| Command::Close(number, abort)),
+        1 => (0u8..6).prop_map(Command::RetryClose),
+        7 => called(),
     ]
 }
 

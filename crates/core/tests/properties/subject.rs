@@ -6,21 +6,24 @@ use std::sync::Arc;
 
 use kvgate_core::batch::Committed;
 use kvgate_core::capacity::FleetConfig;
-use kvgate_core::command::{self, Delivery};
+use kvgate_core::close::{CloseIntent, CloseMode, CloseStage};
+use kvgate_core::command::{self, CloseRequest, Delivery};
 use kvgate_core::decision::{BypassReason, Scope, WaitReason};
 use kvgate_core::effect::{self, Effect, Reply};
-use kvgate_core::ids::{LeaseId, RowNo, Seq};
+use kvgate_core::ids::{Label, LeaseId, RowNo, Seq};
 use kvgate_core::machine::{Kept, Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::{AdmissionScope, Policy};
 use kvgate_core::reading::{
     ReadFailure, Reading, Role, RouterAnswer, RouterFailure, StartMark, TokenCounters, Worker,
 };
+use kvgate_core::store::Image;
 use kvgate_core::tally::{CancelledHow, LeaseEnd, Tally};
 use kvgate_core::ticket::{Sent, Stage, Ticket};
 use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
+use crate::closing::Closing;
 use crate::model::{self, Counter, Model, Numbers, Said, Settings, Shown};
 use crate::steps::{
     Kind, Reference, Resolved, Step, T0, Turn, all_tickets, settings, static_engines,
@@ -34,7 +37,9 @@ pub fn tokens(count: u64) -> Tokens {
 pub fn policy(settings: &Settings) -> Policy {
     Policy {
         program_admission: settings.on,
-        session_lifecycle: false,
+        session_lifecycle: settings.closes,
+        join_timeout: settings.join_timeout.map(Span::from_millis),
+        session_idle_close: settings.idle_close.map(Span::from_millis),
         paused: settings.paused,
         headroom: Ppm::new(settings.headroom as u32).unwrap(),
         pressure_threshold: Ppm::new(settings.threshold).unwrap(),
@@ -48,6 +53,7 @@ pub fn policy(settings: &Settings) -> Policy {
         claim_grace: Span::from_millis(settings.grace),
         max_waiting: settings.max_waiting as u64,
         stale_after: Span::from_millis(settings.stale_after),
+        ..Policy::default()
     }
     .validated()
     .unwrap()
@@ -66,8 +72,21 @@ pub fn params(now: u64, salt: u64, seed: u64, settings: &Settings) -> StartParam
     }
 }
 
+/// Some tickets name their engine request; some of these begin those of others.
+fn request_id(ticket: &str) -> Option<Label> {
+    let name = match ticket {
+        "t0" => "rid-1",
+        "t1" => "rid-11",
+        "t2" => "rid-2",
+        "t4" => "rid-2",
+        "t5" => "rid-12",
+        _ => return None,
+    };
+    Label::new(name).ok()
+}
+
 /// The command as the core takes it.
-pub fn command(resolved: &Resolved) -> command::Command {
+pub fn command(resolved: &Resolved, closing: &mut Closing) -> command::Command {
     use command::Command;
     match resolved {
         Resolved::Acquire(ask) => Command::Acquire(command::Acquire {
@@ -84,7 +103,7 @@ pub fn command(resolved: &Resolved) -> command::Command {
             protected: ask.protected,
             ttl: Span::from_millis(ask.ttl),
             client: None,
-            request_id: None,
+            request_id: request_id(ask.ticket.as_str()),
             stays: ask.stays,
         }),
         Resolved::Leave(ticket) => Command::Leave(ticket.clone()),
@@ -138,6 +157,17 @@ pub fn command(resolved: &Resolved) -> command::Command {
                 .collect(),
         }),
         Resolved::Configure(settings) => Command::Configure(policy(settings)),
+        Resolved::Close(session, abort) => Command::Close(CloseRequest {
+            session: session.clone(),
+            mode: if *abort {
+                CloseMode::Abort
+            } else {
+                CloseMode::Join
+            },
+            reason: None,
+        }),
+        Resolved::RetryClose(back) => closing.retry(*back),
+        Resolved::Called(picks) => closing.called(picks),
     }
 }
 
@@ -173,7 +203,10 @@ fn counters(tally: &Tally) -> BTreeMap<Counter, u64> {
             Counter::TakenBack(scope),
             own.cancels(CancelledHow::TakenBack),
         );
-        assert_eq!(own.cancels(CancelledHow::SessionClosed), 0);
+        counters.insert(
+            Counter::SessionClosed(scope),
+            own.cancels(CancelledHow::SessionClosed),
+        );
     }
     counters.insert(Counter::Released, tally.ends(LeaseEnd::Released));
     counters.insert(Counter::Expired, tally.ends(LeaseEnd::Expired));
@@ -198,6 +231,7 @@ pub struct Subject {
     /// Since when what the store holds of a renewal or of the counters lags behind.
     renewals_lag: Option<u64>,
     counters_lag: Option<u64>,
+    closing: Closing,
 }
 
 impl Subject {
@@ -209,6 +243,7 @@ impl Subject {
             last_seq: Seq(0),
             renewals_lag: None,
             counters_lag: None,
+            closing: Closing::default(),
         };
         let batch = Machine::restore(subject.store.image(), params(T0, 1, 1, &settings()));
         let Ok(committed) = batch.commit(&mut subject.store);
@@ -224,6 +259,7 @@ impl Subject {
         let committed = match turn.kind {
             Kind::Start => {
                 self.machine = None;
+                self.closing.started();
                 let after = &turn.after;
                 let params = params(turn.now, after.salt, turn.now, &after.settings);
                 let Ok(committed) =
@@ -234,7 +270,7 @@ impl Subject {
                 let machine = self.machine.take().unwrap();
                 let mut under_way = machine.turn(Timestamp::from_millis(turn.now));
                 for resolved in &turn.commands {
-                    under_way.handle(command(resolved));
+                    under_way.handle(command(resolved, &mut self.closing));
                 }
                 let batch = if turn.kind == Kind::Last {
                     under_way.finish_last()
@@ -247,34 +283,55 @@ impl Subject {
         };
         let Committed { machine, effects } = committed;
         self.machine = Some(machine);
+        self.closing.take(&effects);
         self.compare_said(turn, &effects);
         self.compare_numbers(&effects);
         self.compare_books(&turn.after);
         self.check_grants(turn, &effects);
-        self.check_kept(turn);
+        self.check_kept(turn, &effects);
     }
 
     /// The same answers, in the same order, to the same commands.
     fn compare_said(&self, turn: &Turn, effects: &[Effect]) {
-        let mut told: Vec<Option<(Said, bool)>> = vec![None; turn.commands.len()];
+        let mut told: Vec<Option<(Said, bool, bool)>> = vec![None; turn.commands.len()];
         let mut decided = Vec::new();
         for effect in effects {
             let (tag, one) = match effect {
-                Effect::Reply { tag, seq, reply } => (tag, (said(reply), seq.is_some())),
-                Effect::Parked { tag, seq } => (tag, (Said::Parked, seq.is_some())),
+                Effect::Reply { tag, seq, reply } => {
+                    let reopened =
+                        matches!(reply, Reply::Acquire(Ok(told)) if told.session_reopened);
+                    (tag, (said(reply), seq.is_some(), reopened))
+                }
+                Effect::Parked {
+                    tag,
+                    seq,
+                    session_reopened,
+                } => (tag, (Said::Parked, seq.is_some(), *session_reopened)),
                 Effect::Decided { answer: told, .. } => {
+                    assert!(!told.session_reopened, "the call that reopened says so");
                     decided.push(answer(told));
                     continue;
                 }
+                Effect::Call(_) | Effect::CloseDone(_) => continue,
             };
             assert!(told[tag.0].is_none(), "answered twice: {effect:?}");
             told[tag.0] = Some(one);
         }
         for (index, resolved) in turn.commands.iter().enumerate() {
-            let (said, changed) = told[index].clone().expect("every command is answered");
+            let (said, changed, reopened) = told[index].clone().expect("every command is answered");
             assert_eq!(said, turn.turned.said[index], "answer to {resolved:?}");
-            // A round is numbered when it changed what is kept of the fleet.
-            if !matches!(resolved, Resolved::Round(_)) {
+            let expected = turn.turned.reopened[index];
+            assert_eq!(reopened, expected.unwrap_or(reopened), "{resolved:?}");
+            // A round is numbered when it changed what is kept of the fleet, and what is asked of closes
+            // when it changed one.
+            let by_what_is_kept = matches!(
+                resolved,
+                Resolved::Round(_)
+                    | Resolved::Close(..)
+                    | Resolved::RetryClose(_)
+                    | Resolved::Called(_)
+            );
+            if !by_what_is_kept && expected.is_some() {
                 assert_eq!(
                     changed, turn.turned.changed[index],
                     "number of {resolved:?}"
@@ -293,7 +350,7 @@ impl Subject {
                 Effect::Parked { seq, .. } => {
                     assert!(seq.is_none_or(|seq| numbers.insert(seq)), "{effect:?}");
                 }
-                Effect::Reply { .. } => {}
+                Effect::Reply { .. } | Effect::Call(_) | Effect::CloseDone(_) => {}
             }
         }
         let of_decisions = numbers.clone();
@@ -406,7 +463,7 @@ impl Subject {
     }
 
     /// The books agree with themselves, with the store, and with what a start would make of the store.
-    fn check_kept(&mut self, turn: &Turn) {
+    fn check_kept(&mut self, turn: &Turn, effects: &[Effect]) {
         let live = self.machine().kept();
         let held = |ticket: &&Ticket| matches!(ticket.stage, Stage::Held(_));
         let reserved: u64 = live.tickets.iter().filter(held).map(reservation).sum();
@@ -487,12 +544,13 @@ impl Subject {
             copy.now = image.now;
             assert_eq!(copy, image, "a copy is what the store holds");
         }
-        self.check_restart(turn, &live);
+        let machine = self.machine.as_ref().unwrap();
+        self.closing.check(effects, machine, &live, &image.closes);
+        self.check_restart(turn, &live, image);
     }
 
     /// DUR2, LEA4: a start from this very store brings the same back.
-    fn check_restart(&self, turn: &Turn, live: &Kept) {
-        let image = self.store.image();
+    fn check_restart(&self, turn: &Turn, live: &Kept, image: Image) {
         let now = turn.now;
         let again = params(now, 999, 3, &turn.after.settings);
         let Ok(restored) = Machine::restore(image.clone(), again).commit(&mut self.store.clone());
@@ -526,8 +584,26 @@ impl Subject {
         assert_eq!(held, expected, "the same leases, with their grace");
         if held.len() as u64 == self.machine().view().leases {
             assert_eq!(kept.reserved, live.reserved, "the same reserved total");
-            assert_eq!(kept.tally, image.tally, "the same counters");
+            let counted = |tally: &Tally| Tally {
+                close_deliveries: Default::default(),
+                ..tally.clone()
+            };
+            assert_eq!(
+                counted(&kept.tally),
+                counted(&image.tally),
+                "the same counters"
+            );
         }
+        // What a start does to closes at once is to see which engines have none.
+        let promises = |closes: &[CloseIntent]| -> Vec<_> {
+            let of = |close: &CloseIntent| (close.id, close.mode, close.reopened.clone());
+            closes.iter().map(of).collect()
+        };
+        assert_eq!(
+            promises(&kept.closes),
+            promises(&live.closes),
+            "the same closes"
+        );
     }
 
     /// Every wait ends: without any input all waiters leave by their deadline.
@@ -560,6 +636,49 @@ impl Subject {
             0,
             "every waiter left by its deadline"
         );
+        self.drain_closes();
+    }
+
+    /// Every close ends: with engines that answer, all are done but those that a lease holds up.
+    fn drain_closes(mut self) {
+        let began = self.machine().view().now.millis();
+        for turns in 0.. {
+            assert!(
+                turns < 5_000,
+                "the machine names a deadline that it does not serve"
+            );
+            let last = self.machine().view().now;
+            let called = self.closing.all_taken();
+            let mut now = last;
+            if called.is_none() {
+                let done = self.machine().view().closes_pending == 0;
+                if done || last.millis() > began + 200_000 {
+                    break;
+                }
+                let second = last.after(Span::from_secs(1));
+                let due = self.machine().next_deadline().unwrap_or(second);
+                now = due.min(second).max(last);
+            }
+            let mut turn = self.machine.take().unwrap().turn(now);
+            called.map(|called| turn.handle(called));
+            let Ok(committed) = turn.finish().commit(&mut self.store);
+            self.closing.take(&committed.effects);
+            self.machine = Some(committed.machine);
+        }
+        let view = self.machine().view();
+        let kept = self.machine().kept();
+        for close in kept.closes.iter().filter(|close| !close.is_done()) {
+            let joins = matches!(close.stage, CloseStage::Joining { ready_since: None });
+            let is_held = kept.tickets.iter().any(|ticket| {
+                let asked = ticket.asked.as_ref();
+                matches!(ticket.stage, Stage::Held(_))
+                    && asked.is_some_and(|asked| asked.session == close.session)
+            });
+            // One that was begun for an idle session just now may wait for a member still.
+            let is_new = close.requested_at.millis() > began + 70_000;
+            let off = !view.policy.session_lifecycle;
+            assert!(off || is_new || (joins && is_held), "{close:?}");
+        }
     }
 }
 

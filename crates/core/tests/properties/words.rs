@@ -50,7 +50,7 @@ fn gone(gone: effect::LeaseGone) -> Why {
 
 /// An answer of the core.
 pub fn said(reply: &Reply) -> Said {
-    use effect::{AcquireRefused, CancelOutcome, ReleaseOutcome, TicketView};
+    use effect::{AcquireRefused, CancelOutcome, CloseReply, ReleaseOutcome, TicketView};
     match reply {
         Reply::Acquire(Ok(told)) => Said::Answer(answer(told)),
         Reply::Acquire(Err(AcquireRefused::TicketConflict)) => Said::Conflict,
@@ -89,7 +89,18 @@ pub fn said(reply: &Reply) -> Said {
             TicketView::Ended(how) => Err(*how),
         })),
         Reply::Done => Said::Done,
-        Reply::Leases(_) | Reply::Queue(_) | Reply::Epochs(_) | Reply::Image(_) => {
+        Reply::Close(CloseReply::Disabled) => Said::ClosesOff,
+        Reply::Close(CloseReply::Taken(_)) => Said::Closed,
+        Reply::RetryClose(_) => Said::Retried,
+        Reply::Leases(_)
+        | Reply::Queue(_)
+        | Reply::Epochs(_)
+        | Reply::Image(_)
+        | Reply::Close(CloseReply::Full)
+        | Reply::ReadClose(_)
+        | Reply::Session(_)
+        | Reply::Sessions(_)
+        | Reply::Closes(_) => {
             panic!("nobody asked for {reply:?}")
         }
     }

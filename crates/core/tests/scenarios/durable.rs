@@ -184,6 +184,7 @@ fn dur6_decisions_of_the_queue_are_numbered() {
         .filter_map(|effect| match effect {
             Effect::Reply { seq, .. } | Effect::Parked { seq, .. } => seq.map(|seq| seq.0),
             Effect::Decided { seq, .. } => Some(seq.0),
+            Effect::Call(_) | Effect::CloseDone(_) => None,
         })
         .collect();
     assert_eq!(numbers.len(), 3);
@@ -425,6 +426,12 @@ fn dur2_forgetting_needs_no_input() {
     // The gap before that turn is a pause, which holds for 10 s; the rows go a second later.
     gate.drain_until(ended + 611_000);
     assert!(gate.store.image().tickets.is_empty());
+    assert_eq!(
+        gate.machine().next_deadline(),
+        Some(Timestamp::from_millis(ended + 3_600_000)),
+        "only the session is left"
+    );
+    gate.drain_until(ended + 3_700_000);
     assert_eq!(
         gate.machine().next_deadline(),
         None,

@@ -13,11 +13,14 @@ mod common;
 
 mod capacity;
 mod cases;
+mod closes;
 mod decision;
+mod delivery;
 mod durable;
 mod failing;
 mod fleet;
 mod ids;
 mod leases;
+mod sessions;
 mod tickets;
 mod time;
