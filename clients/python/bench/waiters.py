@@ -182,7 +182,7 @@ def main() -> None:
     print(f"{chosen.waiters} waiters, Python {sys.version.split()[0]}, {binary().parent.name} build")
     with tempfile.TemporaryDirectory() as data:
         fleet = Fleet(Path(data, "fleet"))
-        engines = fleet.engines()
+        engines = list(fleet.engines())
         for kind in chosen.kinds:
             service = Service(Path(data, kind), *serve_arguments(engines, "--admission-max-wait-s", "300"))
             service.start()

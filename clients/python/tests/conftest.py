@@ -43,9 +43,11 @@ def start_gate(fleet: Fleet, tmp_path: Path) -> Iterator[StartGate]:
     services: list[Service] = []
 
     def start(*arguments: str, ceiling: int = 360_000) -> Service:
-        headroom = f"{ceiling / 416_000 + 1e-7:.6f}"
+        engine, pool = next(iter(fleet.engines().items()))
+        # Rounded up, since the ceiling itself is rounded down.
+        headroom = f"{ceiling / pool + 5e-7:.6f}"
         data = tmp_path / f"gate-{len(services)}"
-        named = serve_arguments(fleet.engines()[:1], "--admission-headroom", headroom, *arguments)
+        named = serve_arguments([engine], "--admission-headroom", headroom, *arguments)
         service = Service(data, *named)
         services.append(service)
         service.start()

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -128,8 +128,8 @@ class Fleet:
         self.router = fields.get("router", "")
         self.page = fields["page"]
 
-    def engines(self) -> list[str]:
-        """Addresses of the engines, in order of their pools, the largest first."""
+    def engines(self) -> dict[str, int]:
+        """The engines' addresses and the tokens of their pools, the largest first."""
 
         def rows() -> list[dict[str, Any]]:
             try:
@@ -139,7 +139,7 @@ class Fleet:
             return [row for row in items if row.get("capacity")]
 
         wait_until(lambda: len(rows()) == 4, "the engines were read")
-        return [row["url"] for row in sorted(rows(), key=lambda row: -int(row["capacity"]))]
+        return {row["url"]: int(row["capacity"]) for row in sorted(rows(), key=lambda row: -int(row["capacity"]))}
 
     def close(self) -> None:
         self._process.kill()
@@ -192,7 +192,7 @@ def get_json(url: str) -> dict[str, Any]:
         return body
 
 
-def serve_arguments(engines: Sequence[str], *more: str) -> list[str]:
+def serve_arguments(engines: Iterable[str], *more: str) -> list[str]:
     """Admission in front of these engines."""
     named = [part for engine in engines for part in ("--engine", engine)]
     return [*named, "--program-admission", *more]

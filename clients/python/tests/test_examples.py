@@ -36,7 +36,8 @@ def test_the_quick_start(start_gate: StartGate) -> None:
 def test_agents_call_tools_between_their_turns(fleet: Fleet, tmp_path: Path) -> None:
     # Through the router, as beside a real fleet, and with room for a few turns at a time.
     service = Service(
-        tmp_path / "gate", "--router", fleet.router, "--program-admission", "--admission-headroom", "0.005"
+        tmp_path / "gate",
+        *("--router", fleet.router, "--program-admission", "--session-lifecycle", "--admission-headroom", "0.005"),
     )
     service.start()
     try:
@@ -52,6 +53,8 @@ def test_agents_call_tools_between_their_turns(fleet: Fleet, tmp_path: Path) -> 
         assert summary["admit"] > 24
         assert summary["waited_s"] > 0
         wait_until(lambda: service.state()["budget"]["reserved"] == 0, "nothing is reserved")
+        wait_until(lambda: service.state()["closes"]["pending"] == 0, "all sessions are closed")
+        assert service.state()["closes"]["failed"] == 0
     finally:
         service.close()
 
