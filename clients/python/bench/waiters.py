@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import resource
 import statistics
@@ -180,19 +181,20 @@ def main() -> None:
         print(json.dumps(asyncio.run(KINDS[chosen.kinds[0]](chosen.url, chosen.waiters))))
         return
     print(f"{chosen.waiters} waiters, Python {sys.version.split()[0]}, {binary().parent.name} build")
-    with tempfile.TemporaryDirectory() as data:
+    with tempfile.TemporaryDirectory() as data, contextlib.ExitStack() as running:
         fleet = Fleet(Path(data, "fleet"))
+        running.callback(fleet.close)
         engines = list(fleet.engines())
         for kind in chosen.kinds:
             service = Service(Path(data, kind), *serve_arguments(engines, "--admission-max-wait-s", "300"))
             service.start()
+            running.callback(service.process.kill)
             service.wait_for_state(lambda state: not state["degraded"], "the fleet is read")
             command = [sys.executable, __file__, kind, "--url", service.url, "--waiters", str(chosen.waiters)]
             result = subprocess.run(command, check=True, capture_output=True, text=True)
             figures = json.loads(result.stdout)
             print(f"{kind:8}", "  ".join(f"{name} {value:.1f}" for name, value in figures.items()), flush=True)
             service.close()
-        fleet.close()
 
 
 if __name__ == "__main__":
