@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,7 +44,8 @@ async def rollout(
             )
             async with context as lease:
                 before_s = loop.time() - asked_at - lease.waited_s
-                await asyncio.sleep(work_s)
+                # Not in step with each other, so that leases are held whenever trouble begins.
+                await asyncio.sleep(work_s * random.uniform(0.5, 1.5))
                 lease.report_usage(prompt_tokens=tokens - 1, completion_tokens=1)
                 ends_at = loop.time()
             took_s = before_s + loop.time() - ends_at

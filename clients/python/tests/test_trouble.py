@@ -95,6 +95,23 @@ async def test_what_was_decided_without_an_answer_is_cancelled_behind(fake_gate:
         await until(lambda: fake_gate.reserved == 0, "no lease is left")
 
 
+async def test_a_release_that_is_refused_for_its_token_is_tried_again(
+    fake_gate: FakeGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncGate(fake_gate.url) as gate:
+        for _ in range(2):
+            async with gate.lease(session_id="s", reservation_tokens=9):
+                fake_gate.behave("unauthorized")
+            assert (await gate.close_session("s")).state == "unanswered"
+            assert fake_gate.reserved == 9
+            fake_gate.behave("normal")
+            await until(lambda: fake_gate.reserved == 0, "the release arrived")
+        await until(lambda: len(fake_gate.closes) == 2, "the closes arrived")
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 2
+    assert all("refused, and tried again: status 401" in text for text in warned)
+
+
 async def test_a_release_is_tried_until_it_arrives(fake_gate: FakeGate) -> None:
     async with AsyncGate(GateConfig(url=fake_gate.url, **QUICK)) as gate:  # type: ignore[arg-type]
         loop = asyncio.get_running_loop()

@@ -94,11 +94,18 @@ class Courier:
             parcel.first.set_result(reply)
         operation = parcel.operation
         may_wait = not self._stopped and len(self._waiting) < PARCELS_MAX
-        if reply.fails_over and may_wait and loop.time() < parcel.gives_up_at:
+        if reply.may_pass_later and may_wait and loop.time() < parcel.gives_up_at:
+            if not reply.fails_over:
+                self._warnings.warn(
+                    f"{operation.op}/{reply.status}",
+                    "kvgate: a %s is refused, and tried again: %s",
+                    operation.op,
+                    reply,
+                )
             self._waiting.append(parcel)
             self.resume()
             return
-        if reply.fails_over:
+        if reply.may_pass_later:
             self._warnings.warn(
                 "undelivered",
                 "kvgate: a %s could not be delivered: %s; it is left to the TTL",

@@ -52,6 +52,11 @@ class Reply:
         return self.status == 0 or self.status >= 500 or self.status in {408, 425, 429}
 
     @property
+    def may_pass_later(self) -> bool:
+        """The same, or a refusal that says nothing about the call itself: a token that is being changed, a proxy."""
+        return self.fails_over or self.status in {401, 403, 407, 421}
+
+    @property
     def code(self) -> str:
         code = self.body.get("code")
         return code if isinstance(code, str) else ""

@@ -385,7 +385,7 @@ class AsyncGate:
         else:
             parcel = await home.courier.deliver(operation)
             reply = parcel.first.result() if parcel.first.done() else None
-        if reply is None or reply.fails_over:
+        if reply is None or reply.may_pass_later:
             if wait_s > 0:
                 home.courier.send(operation)
             return Close(session_id, "unanswered")
