@@ -60,8 +60,13 @@ nightly CASES="20000" ROUNDS="200" SEEDS="10000":
     PROPTEST_CASES={{ CASES }} cargo test --release --locked -p kvgate-core
     KVGATE_SIM_SEEDS={{ SEEDS }} cargo test --release --locked -p kvgate-sim --test seeds
     KVGATE_REAL=1 KVGATE_TORTURE_ROUNDS={{ ROUNDS }} cargo test --release --locked --workspace
+    KVGATE_RAY_SHARDS=16 KVGATE_BIN="$PWD/target/release/kvgate" clients/python/check.sh
     KVGATE_CHURN=1000000 cargo test --release --locked -p kvgate --test it durable::churn
     cargo bench --bench restart
+
+# the Python client: lints, types, tests, in a fresh virtual environment
+python *ARGS:
+    clients/python/check.sh {{ ARGS }}
 
 # everything of docs/ci.md, with its time caps
 ci:

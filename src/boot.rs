@@ -195,7 +195,8 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
         agents.workload.seed = options.seed;
         let stop = CancellationToken::new();
         let agents = Agents::start(agents, &stop)?;
-        tracing::info!(page = %base, sessions = options.sessions, "the demo runs; open the page");
+        let router = fleet.router_url();
+        tracing::info!(page = %base, %router, sessions = options.sessions, "the demo runs; open the page");
         signals.stop(service).await;
         agents.stop().await;
         Ok(())

@@ -43,7 +43,7 @@ enum Command {
         /// Directory of the store; a temporary one without it
         #[arg(long, value_name = "DIR")]
         data: Option<PathBuf>,
-        /// Agent sessions at a time
+        /// Agent sessions at a time; 0 runs the fleet for callers of your own
         #[arg(long, value_name = "COUNT", default_value_t = 200)]
         sessions: u64,
         /// How much faster than life the agents and engines run
