@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 from conftest import raw_server, until
 
-from kvgate import AsyncGate, GateConfig
+from kvgate import AdmissionClient, AsyncGate, GateConfig
+from kvgate._wire import Reply
 from kvgate.aio import Lease
 from kvgate.testing import FakeGate
 
@@ -93,6 +94,92 @@ async def test_what_was_decided_without_an_answer_is_cancelled_behind(fake_gate:
         await until(lambda: any(r.method == "DELETE" for r in fake_gate.requests), "the ticket is cancelled")
         fake_gate.slow(0.0)
         await until(lambda: fake_gate.reserved == 0, "no lease is left")
+
+
+@pytest.mark.parametrize(("status", "cancelled"), [(408, True), (425, True), (429, True), (404, False), (413, False)])
+async def test_any_4xx_to_a_new_ticket_is_a_refusal(fake_gate: FakeGate, status: int, cancelled: bool) -> None:
+    fake_gate.refuse(status)
+    async with AsyncGate(GateConfig(url=fake_gate.url, flush_s=0)) as gate:
+        assert (await turn(gate)).reason == "refused"
+        assert gate.local_bypasses() == {"refused": 1}
+        fake_gate.behave("normal")
+        if cancelled:
+            # The gate may have taken it all the same.
+            await until(lambda: any(r.method == "DELETE" for r in fake_gate.requests), "the ticket is cancelled")
+        assert (await turn(gate, 1)).action == "admit"
+        assert any(r.method == "DELETE" for r in fake_gate.requests) == cancelled
+    assert fake_gate.local_bypasses == {"refused": 1}
+
+
+OF_CALLER = [
+    (401, "unauthorized"),
+    (403, "forbidden"),
+    (403, ""),
+    (421, "host_not_allowed"),
+    (407, ""),
+    (400, ""),
+    (404, ""),
+    (405, ""),
+    (410, ""),
+    (413, ""),
+    (422, ""),
+    (429, ""),
+]
+
+
+def test_what_refuses_the_caller_says_nothing_of_the_call() -> None:
+    for status, code in [*OF_CALLER, (401, ""), (503, "draining")]:
+        assert Reply(status, {"code": code} if code else {}).may_pass_later, (status, code)
+    for status, code in [(404, "ticket_not_found"), (410, "lease_expired"), (422, "invalid_request")]:
+        assert not Reply(status, {"code": code}).may_pass_later, (status, code)
+    assert not Reply(200).may_pass_later
+
+
+@pytest.mark.parametrize(("status", "code"), OF_CALLER)
+async def test_releases_cancels_and_closes_outlive_what_refuses_the_caller(
+    fake_gate: FakeGate, status: int, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncGate(fake_gate.url) as gate:
+        client = AdmissionClient(gate)
+        # So many that some of the releases go as a batch.
+        held = [gate.lease(session_id=f"s{number}", reservation_tokens=1) for number in range(20)]
+        leases = [await context.__aenter__() for context in held]
+        leases[0].report_usage(prompt_tokens=7)
+        fake_gate.refuse(status, code=code)
+        await asyncio.gather(*(context.__aexit__(None, None, None) for context in held), client.cancel("t"))
+        assert [(await gate.close_session("s", wait_s=wait_s)).state for wait_s in (0.0, 0.1)] == ["unanswered"] * 2
+        assert (fake_gate.reserved, fake_gate.closes) == (20, [])
+        fake_gate.behave("normal")
+        await until(lambda: fake_gate.reserved == 0, "the releases arrived")
+        await until(lambda: len(fake_gate.closes) == 2, "the closes arrived")
+        await until(lambda: _cancels(fake_gate, "t") > 1, "the cancel arrived")
+    assert fake_gate.usage == [{"prompt_tokens": 7}]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    # Once for each kind of call, at most; what blames the server is retried without a word.
+    assert len(warned) <= 3
+    assert all(f"refused, and tried again: status {status}" in text for text in warned)
+
+
+def _cancels(gate: FakeGate, ticket_id: str) -> int:
+    """How often a cancel of this ticket came, by itself or in a batch."""
+    singly = [r for r in gate.requests if r.method == "DELETE" and r.path.endswith(f"/{ticket_id}")]
+    operations = [operation for r in gate.requests for operation in r.body.get("operations", [])]
+    return len(singly) + len([o for o in operations if o["op"] == "cancel" and o["ticket_id"] == ticket_id])
+
+
+async def test_a_lease_is_not_lost_by_the_word_of_a_proxy(
+    fake_gate: FakeGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncGate(fake_gate.url) as gate:
+        async with gate.lease(session_id="s", reservation_tokens=9) as lease:
+            for status in (404, 410):
+                fake_gate.refuse(status)
+                assert not await lease.renew()
+                assert lease.held
+            fake_gate.behave("normal")
+            assert await lease.renew()
+        assert fake_gate.reserved == 0
+    assert "ended before its work" not in caplog.text
 
 
 async def test_a_release_that_is_refused_for_its_token_is_tried_again(

@@ -119,7 +119,7 @@ async def test_a_place_outlives_a_restart_of_the_gate(fake_gate: FakeGate, share
 
 
 @pytest.mark.parametrize("share_from", [1, 1000])
-@pytest.mark.parametrize("trouble", ["stopped", "hang", "draining", "cut"])
+@pytest.mark.parametrize("trouble", ["stopped", "hang", "draining", "cut", "empty"])
 async def test_a_waiting_ticket_goes_on_when_its_grace_is_over(trouble: str, share_from: int) -> None:
     with FakeGate(claim_grace_s=1.0) as fake:
         config = GateConfig(url=fake.url, wait_calls_from=share_from, window_s=0.5, call_timeout_s=0.5)
@@ -131,6 +131,10 @@ async def test_a_waiting_ticket_goes_on_when_its_grace_is_over(trouble: str, sha
                 began = asyncio.get_running_loop().time()
                 if trouble == "stopped":
                     await asyncio.to_thread(fake.stop)
+                elif trouble == "empty":
+                    # An answer that says nothing is no sign of life.
+                    fake.behave("empty", "/v1/wait")
+                    fake.behave("empty", "/v1/leases")
                 else:
                     fake.behave(trouble)  # type: ignore[arg-type]
                 await task
@@ -138,7 +142,8 @@ async def test_a_waiting_ticket_goes_on_when_its_grace_is_over(trouble: str, sha
                 assert done == [(1, "bypass", "unreachable")]
                 assert 0.4 < took_s < 5.0
                 await asyncio.to_thread(fake.start)
-                fake.behave("normal")
+                for path in ("*", "/v1/wait", "/v1/leases"):
+                    fake.behave("normal", path)
                 # It went on without an answer, so its ticket is cancelled behind it.
                 await until(lambda: fake.waiting == [], "the ticket is cancelled")
 
@@ -168,6 +173,80 @@ async def test_a_gate_with_too_many_calls_is_not_asked_in_a_hurry(fake_gate: Fak
                 await asyncio.sleep(1.0)
                 assert len(fake_gate.requests) - before < 8
             await task
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, ""), (405, ""), (404, "not_found")])
+async def test_where_no_shared_calls_are_taken_each_ticket_asks_by_itself(
+    fake_gate: FakeGate, status: int, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_gate.refuse(status, "/v1/wait", code=code)
+    done: list[tuple[int, str, str]] = []
+    async with AsyncGate(GateConfig(url=fake_gate.url, wait_calls_from=1)) as gate:
+        async with gate.lease(session_id="holder", reservation_tokens=ALL):
+            tasks = [asyncio.create_task(waits(gate, number, done, 1)) for number in range(5)]
+            await until(lambda: len(single_waits(fake_gate)) == 5, "each asks by itself")
+            assert len(asked(fake_gate, "/v1/wait")) <= 5
+            # A new ticket does not even try.
+            shared = len(asked(fake_gate, "/v1/wait"))
+            tasks.append(asyncio.create_task(waits(gate, 5, done, 1)))
+            await until(lambda: len(single_waits(fake_gate)) == 6, "this one as well")
+            assert len(asked(fake_gate, "/v1/wait")) == shared
+        await asyncio.gather(*tasks)
+    assert [action for _, action, _ in done] == ["admit"] * 6
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert "each ticket asks by itself" in warned[0]
+
+
+def single_waits(gate: FakeGate) -> set[str]:
+    """Tickets that had a waiting call of their own."""
+    return {body["ticket_id"] for body in asked(gate, "/v1/leases") if body["wait_s"] > 0}
+
+
+@pytest.mark.parametrize("trouble", ["refused", "unknown", "waits"])
+async def test_shared_calls_that_lead_nowhere_are_no_hot_loop(
+    fake_gate: FakeGate, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def says(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        action = {"unknown": "unknown", "waits": "wait"}[trouble]
+        rows = [{"ticket_id": ticket_id, "action": action} for ticket_id in body["ticket_ids"]]
+        return 200, {"results": [{**row, "bypass_in_s": 30.0, "claim_grace_s": 10.0} for row in rows]}
+
+    if trouble == "refused":
+        fake_gate.refuse(422, "/v1/wait", code="invalid_request")
+    else:
+        monkeypatch.setattr(fake_gate, "_wait", says)
+    done: list[tuple[int, str, str]] = []
+    async with AsyncGate(GateConfig(url=fake_gate.url, wait_calls_from=1)) as gate:
+        async with gate.lease(session_id="holder", reservation_tokens=ALL):
+            task = asyncio.create_task(waits(gate, 1, done))
+            await until(lambda: bool(asked(fake_gate, "/v1/wait")), "it waits")
+            await asyncio.sleep(1.0)
+            assert len(fake_gate.requests) < 16
+        if trouble == "waits":
+            monkeypatch.undo()
+        await task
+    assert done == [(1, "admit", "capacity_available")]
+
+
+async def test_a_gate_that_says_wait_and_ask_at_once_is_not_asked_in_a_hurry(
+    fake_gate: FakeGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = fake_gate._told
+
+    def at_once(ticket: Any) -> tuple[int, dict[str, Any]]:
+        status, answer = told(ticket)
+        return status, {**answer, "poll_after_s": 0.0}
+
+    fake_gate.never_waits()
+    monkeypatch.setattr(fake_gate, "_told", at_once)
+    async with AsyncGate(fake_gate.url) as gate:
+        async with gate.lease(session_id="holder", reservation_tokens=ALL):
+            task = asyncio.create_task(waits(gate, 1, []))
+            await until(lambda: bool(fake_gate.waiting), "it waits")
+            await asyncio.sleep(1.0)
+            assert len(fake_gate.requests) < 25
+        await task
 
 
 @pytest.mark.parametrize("share_from", [1, 1000])

@@ -21,6 +21,7 @@ from .fail_open import (
     Breaker,
     LocalBypasses,
     OnceWarnings,
+    Pause,
     Place,
     log,
     place_pause,
@@ -108,7 +109,7 @@ class Home:
         config = shared.config
         self.wire = Wire(config)
         self.calls = Calls(self.wire, shared.breaker, shared.bypasses)
-        self.room = Room(self.wire, shared.breaker, config)
+        self.room = Room(self.wire, shared.breaker, config, shared.warnings)
         self._background = Calls(self.wire, shared.breaker, shared.bypasses, BACKGROUND_SENDERS)
         self.courier = Courier(self._background, shared.breaker, config, shared.warnings)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -183,6 +184,9 @@ class Home:
         try:
             reply = await self.calls.outcome(item)
             pause = place_pause()
+            # The first time that the gate knows the ticket no more it is asked at once. One that forgets all the time
+            # is not asked in a hurry.
+            forgotten: Pause | None = None
             while True:
                 if (decision := _decision(ask, reply)) is not None:
                     return decision
@@ -191,12 +195,16 @@ class Home:
                     place = place or Place(now)
                     place.heard(now, *told)
                     pause.reset()
-                elif place is None or not (reply is UNKNOWN or reply.fails_over):
+                elif place is None or (reply is not UNKNOWN and reply.refuses and not reply.fails_over):
                     return self._without(ask, reply, has_place=place is not None)
-                elif reply is not UNKNOWN:
-                    if place.grace_ends_at() <= now:
-                        return self._without(ask, reply, has_place=True)
-                    await asyncio.sleep(pause.next_s())
+                elif reply is UNKNOWN:
+                    if forgotten is not None:
+                        await asyncio.sleep(min(forgotten.next_s(), max(0.0, place.bound_at() - now)))
+                    forgotten = forgotten or place_pause()
+                elif place.grace_ends_at() <= now:
+                    return self._without(ask, reply, has_place=True)
+                else:
+                    await asyncio.sleep(min(pause.next_s(), place.grace_ends_at() - now))
                 if place.bound_at() <= self.loop.time():
                     return self._without(ask, silent("timeout"), has_place=True)
                 if told is None:
@@ -216,10 +224,10 @@ class Home:
 
     def _without(self, ask: Ask, reply: Reply, *, has_place: bool) -> Decision:
         """Goes on without the gate."""
-        refused = 400 <= reply.status < 500 and not reply.fails_over
+        refused = reply.refuses
         kind = f"{reply.status}/{reply.code}" if refused else "silent"
         self.shared.warnings.warn(f"acquire/{kind}", "kvgate: a request goes on without a lease: %s", reply)
-        if has_place or not refused:
+        if has_place or reply.fails_over or not refused:
             # The gate may have granted it. A ticket that was refused at once may be another caller's.
             self.courier.send(cancel(ask.ticket_id))
         return self._alone(ask, REFUSED if refused else UNREACHABLE)

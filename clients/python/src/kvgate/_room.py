@@ -16,7 +16,7 @@ from typing import Any
 
 from ._wire import Reply, Wire, silent, stop_all
 from .config import GateConfig
-from .fail_open import Breaker, Place, jittered, log, place_pause
+from .fail_open import Breaker, OnceWarnings, Place, jittered, log, place_pause
 from .models import number
 
 SEATS_MAX = 128
@@ -27,6 +27,8 @@ BEAT_S = 1.0
 """Small shared calls end together at this beat, so that they merge."""
 SMALL = 32
 """A shared call of fewer tickets is small."""
+REST_MIN_S = 0.1
+"""Shortest rest when the gate answers before its time, whatever it says."""
 
 UNKNOWN = Reply(404, {"code": "ticket_not_found"})
 """The gate does not know the ticket any more: it is to be acquired again."""
@@ -52,12 +54,15 @@ class Seat:
 class Room:
     """The waiting tickets of one event loop."""
 
-    def __init__(self, wire: Wire, breaker: Breaker, config: GateConfig) -> None:
+    def __init__(self, wire: Wire, breaker: Breaker, config: GateConfig, warnings: OnceWarnings) -> None:
         self._wire = wire
         self._breaker = breaker
+        self._warnings = warnings
         self._window_s = config.window_s
         self._slack_s = config.call_timeout_s
         self._share_from = config.wait_calls_from
+        self._shares = True
+        """False once the gate, or a proxy before it, has no shared calls."""
         self._waiting = 0
         self._idle: list[Seat] = []
         self._gathering = False
@@ -68,7 +73,7 @@ class Room:
         caller has to go on by itself."""
         self._waiting += 1
         try:
-            if self._waiting < self._share_from:
+            if not self._shares or self._waiting < self._share_from:
                 return await self._ask_alone(seat)
             return await self._ask_together(seat)
         finally:
@@ -135,6 +140,9 @@ class Room:
                 body = {"ticket_ids": [seat.ticket_id for seat in seats], "wait_s": round(window_s, 3)}
                 asked_at = now()
                 reply = await self._wire.call_once("POST", "/v1/wait", body, window_s + self._slack_s)
+                if reply.ok and not isinstance(reply.body.get("results"), list):
+                    # No sign of life: whoever answers so is not the gate.
+                    reply = silent("garbage")
                 self._breaker.note(failed=reply.fails_over)
                 if _away(reply):
                     if not await self._bear(reply, seats, pause.next_s()):
@@ -142,7 +150,10 @@ class Room:
                     continue
                 pause = place_pause()
                 if not reply.ok:
-                    # It takes no shared call, or cannot answer it now: each asks by itself.
+                    # It takes no shared call, or cannot answer it now: each asks by itself, and hears whether that
+                    # is refused as well.
+                    if reply.status in {404, 405}:
+                        self._unshare(reply)
                     for seat in seats:
                         seat.tell(UNKNOWN)
                     return
@@ -157,6 +168,11 @@ class Room:
         finally:
             self._join([seat for seat in seats if seat.waits()])
 
+    def _unshare(self, reply: Reply) -> None:
+        """Where one shared call leads nowhere, the next does as well."""
+        self._shares = False
+        self._warnings.warn("wait", "kvgate: no shared waiting calls here, each ticket asks by itself: %s", reply)
+
     def _window_of(self, seats: list[Seat], now: float) -> float:
         if len(seats) < SMALL:
             beat_s = BEAT_S * math.ceil(now / BEAT_S + 0.2) - now
@@ -169,11 +185,11 @@ class Room:
         by_ticket = {seat.ticket_id: seat for seat in seats}
         for seat in seats:
             seat.place.heard(now)
-        results = reply.body.get("results")
-        for result in results if isinstance(results, list) else []:
+        for result in reply.body["results"]:
             ticket_id = result.get("ticket_id") if isinstance(result, dict) else None
             decided = by_ticket.get(ticket_id) if isinstance(ticket_id, str) else None
-            if decided is not None:
+            # One that still waits has no news: it stays in the shared call.
+            if decided is not None and result.get("action") != "wait":
                 decided.tell(UNKNOWN if result.get("action") == "unknown" else Reply(200, result))
         return not all(seat.waits() for seat in seats)
 
@@ -198,7 +214,7 @@ class Room:
 async def _rest(took_s: float, window_s: float, rest_s: float) -> None:
     """A gate with too many open calls says `wait` at once. Then it is not asked again at once."""
     if took_s < window_s / 2:
-        await asyncio.sleep(min(jittered(rest_s), window_s - took_s))
+        await asyncio.sleep(min(jittered(max(rest_s, REST_MIN_S)), window_s - took_s))
 
 
 def _away(reply: Reply) -> bool:

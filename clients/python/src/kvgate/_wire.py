@@ -25,6 +25,9 @@ LATE_S = 0.1
 CATCH_UP_S = 0.25
 """What a call gets on top then, since its answer may lie in the socket already."""
 
+OF_CALLER = frozenset({401, 403, 407, 421})
+"""Refusals of the caller as such, whatever it asks for."""
+
 Trouble = Literal["", "refused", "cut", "timeout", "garbage"]
 T = TypeVar("T")
 
@@ -52,9 +55,15 @@ class Reply:
         return self.status == 0 or self.status >= 500 or self.status in {408, 425, 429}
 
     @property
+    def refuses(self) -> bool:
+        """Any 4xx: the gate, or what stands before it, does not take the call."""
+        return 400 <= self.status < 500
+
+    @property
     def may_pass_later(self) -> bool:
-        """The same, or a refusal that says nothing about the call itself: a token that is being changed, a proxy."""
-        return self.fails_over or self.status in {401, 403, 407, 421}
+        """What fails over, or a refusal of the caller: a token, a host, a proxy on the way, whose words have no code
+        of the gate. It says nothing about the call itself, which is taken once that is mended."""
+        return self.fails_over or (self.refuses and (self.status in OF_CALLER or not self.code))
 
     @property
     def code(self) -> str:

@@ -188,7 +188,7 @@ class Lease:
     def _renewed(self, reply: Reply) -> bool:
         if reply.ok:
             return True
-        if reply.status in {404, 410} and self._holds:
+        if reply.status in {404, 410} and not reply.may_pass_later and self._holds:
             # The work goes on: a lease is a budget, and running work is never interrupted.
             self._holds = False
             self._home.shared.warnings.warn(
@@ -377,17 +377,16 @@ class AsyncGate:
         not answered is tried again in the background."""
         operation = close(session_id, {"mode": mode, "reason": reason})
         home = self._home()
+        reply: Reply | None
         if wait_s > 0 and not home.shared.breaker.is_open():
             path = f"{operation.path}?wait_s={wait_s:g}"
-            reply: Reply | None = await home.wire.call(
-                "POST", path, operation.fields, wait_s + self.config.call_timeout_s
-            )
+            reply = await home.wire.call("POST", path, operation.fields, wait_s + self.config.call_timeout_s)
+            if reply.may_pass_later:
+                home.courier.send(operation)
         else:
             parcel = await home.courier.deliver(operation)
             reply = parcel.first.result() if parcel.first.done() else None
         if reply is None or reply.may_pass_later:
-            if wait_s > 0:
-                home.courier.send(operation)
             return Close(session_id, "unanswered")
         if not reply.ok:
             return Close(session_id, "refused")

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-Behaviour = Literal["normal", "hang", "cut", "garbage", "draining", "recovering", "overloaded", "unauthorized"]
-"""What a path does: answer, stay silent, break the connection, answer with bytes that are no JSON, or with a
-problem."""
+Behaviour = Literal["normal", "hang", "cut", "garbage", "empty", "draining", "recovering", "overloaded", "unauthorized"]
+"""What a path does: answer, stay silent, break the connection, answer with bytes that are no JSON or with an object
+that says nothing, or with a problem."""
 
 PROBLEMS = {"draining": 503, "recovering": 503, "overloaded": 503, "unauthorized": 401}
 PATIENCE_S = 30.0
@@ -58,7 +58,7 @@ class FakeGate:
         self._capacity = capacity_tokens
         self._max_wait_s = max_wait_s
         self._claim_grace_s = claim_grace_s
-        self._behaviours: dict[str, Behaviour] = {}
+        self._behaviours: dict[str, Behaviour | tuple[int, str]] = {}
         self._slow_s = 0.0
         self._ages = self._waits = self._takes_usage = True
         self._tickets: dict[str, _Ticket] = {}
@@ -149,6 +149,10 @@ class FakeGate:
     def behave(self, behaviour: Behaviour, path: str = "*") -> None:
         """From now on paths that begin with `path` behave so; `*` stands for all others."""
         self._do(lambda: self._behaviours.__setitem__(path, behaviour))
+
+    def refuse(self, status: int, path: str = "*", *, code: str = "") -> None:
+        """The same with a refusal of any status. Without a code it is one that a proxy on the way makes up."""
+        self._do(lambda: self._behaviours.__setitem__(path, (status, code)))
 
     def slow(self, seconds: float) -> None:
         """Every answer takes so much longer from now on."""
@@ -258,6 +262,9 @@ class FakeGate:
     async def _misbehave(self, request: web.Request, path: str) -> web.Response | None:
         known = [prefix for prefix in self._behaviours if prefix != "*" and path.startswith(prefix)]
         behaviour = self._behaviours.get(max(known, key=len) if known else "*", "normal")
+        if isinstance(behaviour, tuple):
+            status, code = behaviour
+            return _problem(status, code) if code else web.Response(status=status, text="<html>no gate")
         if behaviour == "hang":
             await asyncio.Event().wait()
         if behaviour == "cut" and request.transport is not None:
@@ -265,6 +272,8 @@ class FakeGate:
             return web.Response()
         if behaviour == "garbage":
             return web.Response(body=b"\x00<html>no gate", content_type="application/json")
+        if behaviour == "empty":
+            return web.json_response({})
         if behaviour in PROBLEMS:
             return _problem(PROBLEMS[behaviour], behaviour)
         return None
