@@ -107,8 +107,8 @@ async def main(options: argparse.Namespace) -> None:
         await asyncio.gather(*(harness.run(number) for number in range(options.sessions)))
         report = await gate.report(1)
     summary: dict[str, Any] = {**harness.seen, "waited_s": round(harness.waited_s, 1)}
-    if report is not None:
-        summary["report"] = dict(report.metrics)
+    if report:
+        summary["report"] = report
     print(json.dumps(summary))
 
 

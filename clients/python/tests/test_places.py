@@ -137,9 +137,8 @@ def test_the_synchronous_gate_does_the_same(fake_gate: FakeGate) -> None:
             assert lease.reason == "protected"
             assert lease.waited_s == 0
         assert gate.close_session("x", mode="abort").state == "done"
-        report = gate.report(1)
-        assert report is not None
-        assert report.step == 1
+        assert gate.report(1) == {"agentic_kv/budget/reserved": 0.0}
+        assert gate.peek() == {"agentic_kv/admission/waiting": 0.0}
         assert (gate.state() or {})["leases"]["count"] == 0
         assert gate.local_bypasses() == {}
     assert [session for session, _ in fake_gate.closes] == ["s", "x"]

@@ -1,44 +1,80 @@
-"""Closes and step reports with the real binary, whether this build serves them yet or not: a gate without them must
-not trouble a rollout either. The gate's own OpenAPI document says which it is."""
+"""Closes and step reports with the real binary. This build serves both, so nothing of it may be refused."""
 
 from __future__ import annotations
+
+import asyncio
+import math
 
 import pytest
 from conftest import StartGate
 
-from kvgate import AsyncGate
+from kvgate import AsyncGate, GateConfig
 
 
 async def test_closes(start_gate: StartGate, caplog: pytest.LogCaptureFixture) -> None:
     service = start_gate("--session-lifecycle")
-    served = "/v1/sessions/{session_id}/close" in service.get("/openapi.json")["paths"]
     async with AsyncGate(service.url) as gate:
         async with gate.session("s/1") as session, session.lease(reservation_tokens=1) as lease:
             assert lease.action == "admit"
         close = await gate.close_session("s/2", wait_s=20.0)
     assert close.session_id == "s/2"
-    if served:
-        assert close.state == "done"
-        assert close.close_id
-        assert sum(close.counts.values()) == 1
-        assert "refused" not in caplog.text
-    else:
-        assert close.state == "refused"
-        assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    assert close.state == "done"
+    assert close.close_id
+    assert sum(close.counts.values()) == 1
     assert service.state()["budget"]["reserved"] == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-async def test_step_reports(start_gate: StartGate) -> None:
-    service = start_gate()
-    served = "/v1/steps" in service.get("/openapi.json")["paths"]
-    async with AsyncGate(service.url) as gate:
-        async with gate.lease(session_id="s", reservation_tokens=1):
-            pass
-        report = await gate.report(1)
+async def test_a_gate_without_the_lifecycle_says_so(start_gate: StartGate) -> None:
+    async with AsyncGate(start_gate().url) as gate:
+        assert (await gate.close_session("s")).state == "disabled"
+
+
+async def test_a_step_report_is_a_flat_dictionary_for_trackers(
+    start_gate: StartGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """REP1, API: the report is the gate's own, key by key; the same step gives the same one, over a restart too."""
+    service = start_gate("--session-lifecycle", ceiling=1_000)
+    async with AsyncGate(GateConfig(url=service.url, run="exp-7")) as gate:
+        for number in range(3):
+            async with gate.session(f"s{number}") as session, session.lease(reservation_tokens=400) as lease:
+                assert lease.action == "admit"
+        async with gate.lease(session_id="long", reservation_tokens=700) as held:
+            look = await gate.peek()
+            report = await gate.report(1)
         again = await gate.report(1)
-    if served:
-        assert report is not None
-        assert report.metrics["agentic_kv/admission/admit"] == 1.0
-        assert report == again
-    else:
-        assert report is None
+        (listed,) = service.get("/v1/steps?run=exp-7")["items"]
+        await asyncio.to_thread(service.process.kill)
+        await asyncio.to_thread(service.start)
+        after = await gate.report(1)
+        nothing_new = await gate.report(2)
+    assert held.action == "admit"
+    assert type(report) is dict
+    assert all(type(value) is float and math.isfinite(value) for value in report.values())
+    assert report == again == after == listed["metrics"]
+    assert report["agentic_kv/session/lifecycle_enabled"] == 1.0
+    assert report["agentic_kv/session/close"] == 3.0
+    assert report["agentic_kv/admission/admit"] == look["agentic_kv/admission/admit"] == 4.0
+    assert report["agentic_kv/budget/ceiling"] == 1_000.0
+    assert report["agentic_kv/budget/reserved"] == 700.0
+    assert report["agentic_kv/budget/reserved_utilization"] == 0.7
+    assert "agentic_kv/admission/admit" not in nothing_new
+    assert nothing_new["agentic_kv/budget/reserved"] == 0.0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_the_keys_of_a_report_suit_trackers(start_gate: StartGate) -> None:
+    """Trackers split keys at the first `/`: all keys of a report are one panel. None of them is the folder of another
+    one, since a file store makes a path of each."""
+    service = start_gate("--session-lifecycle", ceiling=10)
+    async with AsyncGate(service.url) as gate:
+        async with gate.lease(session_id="a", reservation_tokens=5):
+            for asked in (20, 5):
+                async with gate.lease(session_id="b", reservation_tokens=asked, protected=asked == 5) as lease:
+                    assert lease.action
+            report = await gate.report(1)
+    assert report["agentic_kv/admission/bypass"] == 1.0 + report.get("agentic_kv/admission/bypass_protected", 0.0)
+    assert {key.partition("/")[0] for key in report} == {"agentic_kv"}
+    parts = {tuple(key.split("/")) for key in report}
+    assert all(len(key) == 3 for key in parts)
+    assert {key[1] for key in parts} == {"session", "admission", "budget"}

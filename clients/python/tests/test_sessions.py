@@ -98,8 +98,8 @@ async def test_a_gate_without_closes_and_reports_is_warned_about_once(
     async with AsyncGate(fake_gate.url) as gate:
         for step in range(3):
             assert (await gate.close_session("a")).state == "refused"
-            assert await gate.report(step) is None
-            assert await gate.peek() is None
+            assert await gate.report(step) == {}
+            assert await gate.peek() == {}
             # None of this speaks against the gate's leases.
             async with gate.lease(session_id="s", reservation_tokens=1) as lease:
                 assert lease.action == "admit"
@@ -111,19 +111,16 @@ async def test_a_gate_without_closes_and_reports_is_warned_about_once(
 
 async def test_a_report_has_a_run_of_its_own(fake_gate: FakeGate) -> None:
     async with AsyncGate(fake_gate.url) as gate, AsyncGate(GateConfig(url=fake_gate.url, run="exp-7")) as named:
-        first, again = await gate.report(1), await gate.report(2)
-        assert first is not None
-        assert again is not None
-        assert first.run == again.run
-        assert len(first.run) == 32
-        assert first.metrics == {"agentic_kv/budget/reserved": 0.0}
-        report = await named.report(1)
-        assert report is not None
-        assert report.run == "exp-7"
-        look = await named.peek()
-        assert look is not None
-        assert look.step is None
+        for step in (1, 2):
+            assert await gate.report(step) == {"agentic_kv/budget/reserved": 0.0}
+        assert await named.report(1)
+        assert await named.report(1, run="exp-8")
+        assert await named.peek() == {"agentic_kv/admission/waiting": 0.0}
         assert (await gate.state() or {})["features"]["session_lifecycle"]
+    asked = [(r.body["run"], r.body["step"]) for r in fake_gate.requests if r.path == "/v1/steps"]
+    own = asked[0][0]
+    assert len(own) == 32
+    assert asked == [(own, 1), (own, 2), ("exp-7", 1), ("exp-8", 1)]
 
 
 async def test_a_session_close_cancels_what_waits_in_it(fake_gate: FakeGate) -> None:

@@ -11,7 +11,7 @@ from .admission import AdmissionClient
 from .aio import AsyncGate, Lease, LeaseContext, Session
 from .client import Gate
 from .config import GateConfig
-from .models import Close, Decision, StepReport, TicketCancelled
+from .models import Close, Decision, TicketCancelled
 
 __all__ = [
     "AdmissionClient",
@@ -23,6 +23,5 @@ __all__ = [
     "Lease",
     "LeaseContext",
     "Session",
-    "StepReport",
     "TicketCancelled",
 ]

@@ -18,7 +18,7 @@ from ._calls import cancel, release
 from ._home import ask
 from .aio import AsyncGate, Lease
 from .config import GateConfig
-from .models import Scope, StepReport, TicketCancelled
+from .models import Scope, TicketCancelled
 
 PREFIX = "agentic_kv/"
 
@@ -105,7 +105,7 @@ class AdmissionClient:
         if reset:
             self._steps += 1
         report = await (self._gate.report(self._steps) if reset else self._gate.peek())
-        return _without_prefix(report)
+        return {name.removeprefix(PREFIX): value for name, value in report.items()}
 
     async def shutdown(self) -> None:
         """Gives back what is held and ends the connections of this event loop."""
@@ -134,8 +134,3 @@ def _answer(
         "owner_epoch": owner_epoch,
         "wait_s": wait_s,
     }
-
-
-def _without_prefix(report: StepReport | None) -> dict[str, float]:
-    metrics = {} if report is None else report.metrics
-    return {name.removeprefix(PREFIX): value for name, value in metrics.items()}

@@ -29,7 +29,6 @@ from .models import (
     CloseReason,
     Decision,
     Scope,
-    StepReport,
     number,
     text,
     tokens,
@@ -399,29 +398,26 @@ class AsyncGate:
             {name: tokens(n) or 0 for name, n in counts.items()} if isinstance(counts, dict) else {},
         )
 
-    async def report(self, step: int, *, run: str | None = None) -> StepReport | None:
-        """The `agentic_kv/...` values since this run's last step; the same step again gives the same report. None
-        when the gate has none to give. One process of a run reports, since each run is a window of its own."""
-        run = run or self.config.run or self._here().run
-        return self._report(await self._ask("POST", "/v1/steps", {"run": run, "step": step}), run, step)
+    async def report(self, step: int, *, run: str | None = None) -> dict[str, float]:
+        """What happened since this run's last step: a flat dictionary of `agentic_kv/...` keys and floats, which a
+        tracker takes as it stands. A key without a value is absent. The same step again gives the same report. It is
+        empty, after a warning, when the gate has none to give: asked again later, nothing of it is lost. One process
+        of a run reports."""
+        return self._report(await self._ask("POST", "/v1/steps", {"run": self._run(run), "step": step}))
 
-    async def peek(self, *, run: str | None = None) -> StepReport | None:
-        """The values of the step that is under way, without ending it."""
-        run = run or self.config.run or self._here().run
-        return self._report(await self._ask("GET", f"/v1/steps/current?run={segment(run)}", None), run, None)
+    async def peek(self, *, run: str | None = None) -> dict[str, float]:
+        """The same for the step that is under way, without ending it."""
+        return self._report(await self._ask("GET", f"/v1/steps/current?run={segment(self._run(run))}", None))
 
-    def _report(self, reply: Reply, run: str, step: int | None) -> StepReport | None:
+    def _run(self, run: str | None) -> str:
+        return run or self.config.run or self._here().run
+
+    def _report(self, reply: Reply) -> dict[str, float]:
         metrics = reply.body.get("metrics") if reply.ok else None
         if not isinstance(metrics, dict):
             self._here().shared.warnings.warn("report", "kvgate: no step report: %s", reply)
-            return None
-        return StepReport(
-            run,
-            step,
-            text(reply.body.get("from")) or None,
-            text(reply.body.get("to")) or None,
-            {name: float(value) for name, value in metrics.items() if number(value, math.nan) == value},
-        )
+            return {}
+        return {name: float(value) for name, value in metrics.items() if number(value, math.nan) == value}
 
     async def state(self) -> Mapping[str, Any] | None:
         """`/v1/state`: budget, queue, leases, features. None when the gate does not answer."""

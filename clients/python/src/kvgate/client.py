@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from . import aio
 from .aio import AsyncGate
 from .config import GateConfig
-from .models import Action, Close, CloseMode, CloseReason, Decision, Scope, StepReport
+from .models import Action, Close, CloseMode, CloseReason, Decision, Scope
 
 T = TypeVar("T")
 
@@ -219,9 +219,13 @@ class Gate:
         """Lets the engines drop the session's KV; see `AsyncGate.close_session`."""
         return self._thread().run(self._gate.close_session(session_id, mode=mode, reason=reason, wait_s=wait_s))
 
-    def report(self, step: int, *, run: str | None = None) -> StepReport | None:
+    def report(self, step: int, *, run: str | None = None) -> dict[str, float]:
         """The `agentic_kv/...` values of a step; see `AsyncGate.report`."""
         return self._thread().run(self._gate.report(step, run=run))
+
+    def peek(self, *, run: str | None = None) -> dict[str, float]:
+        """The values of the step that is under way; see `AsyncGate.peek`."""
+        return self._thread().run(self._gate.peek(run=run))
 
     def state(self) -> Mapping[str, Any] | None:
         """`/v1/state`, or None when the gate does not answer."""

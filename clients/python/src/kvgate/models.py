@@ -70,18 +70,6 @@ class Close:
     """How many engines stand in each state."""
 
 
-@dataclass(frozen=True)
-class StepReport:
-    """The `agentic_kv/...` values over the time since the run's previous step."""
-
-    run: str
-    step: int | None
-    """None for a look at the step that is under way."""
-    from_: str | None = None
-    to: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
 def text(value: object, default: str = "") -> str:
     """`value` when it is text."""
     return value if isinstance(value, str) else default
