@@ -17,7 +17,7 @@ export KVGATE_BIN
 python3 -m venv --clear "$venv"
 # Dependency groups need a newer pip than Python 3.11 brings.
 "$venv/bin/python" -m pip install --quiet --upgrade pip
-"$venv/bin/python" -m pip install --quiet --group lint --group test --group ray --editable .
+"$venv/bin/python" -m pip install --quiet --group lint --group test --group ray --group trackers --editable .
 
 "$venv/bin/ruff" format --check . "$root/examples"
 "$venv/bin/ruff" check . "$root/examples"

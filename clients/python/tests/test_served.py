@@ -8,7 +8,7 @@ import math
 import pytest
 from conftest import StartGate
 
-from kvgate import AsyncGate, GateConfig
+from kvgate import AdmissionClient, AsyncGate, GateConfig
 
 
 async def test_closes(start_gate: StartGate, caplog: pytest.LogCaptureFixture) -> None:
@@ -61,6 +61,18 @@ async def test_a_step_report_is_a_flat_dictionary_for_trackers(
     assert "agentic_kv/admission/admit" not in nothing_new
     assert nothing_new["agentic_kv/budget/reserved"] == 0.0
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_a_coordinators_metrics_begin_anew_in_every_process(start_gate: StartGate) -> None:
+    config = GateConfig(url=start_gate().url, run="exp-7")
+    for process in range(2):
+        async with AsyncGate(config) as gate:
+            client = AdmissionClient(gate)
+            answer = await client.acquire({"ticket_id": f"t:{process}", "reservation_tokens": 1})
+            await client.release(answer["lease_id"])
+            assert (await client.metrics())["admission/admit"] == 1.0
+            assert (await client.metrics(reset=True))["admission/admit"] == 1.0
+            assert "admission/admit" not in await client.metrics(reset=True)
 
 
 async def test_the_keys_of_a_report_suit_trackers(start_gate: StartGate) -> None:

@@ -11,6 +11,7 @@ are released. As everything here it fails open.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,11 +43,11 @@ class AdmissionClient:
         self._session_of = session_of
         self._scope: Scope = scope
         self._leases: dict[str, Lease] = {}
-        self._steps = 0
+        self._step = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process holds none of this one's leases.
-        return {**self.__dict__, "_leases": {}, "_steps": 0}
+        return {**self.__dict__, "_leases": {}, "_step": 0}
 
     async def acquire(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Takes `ticket_id`, `reservation_tokens`, `protected` and, when it is known, `session_id`. Answers `action`,
@@ -103,8 +104,9 @@ class AdmissionClient:
         """The step's values, named without their common prefix. `reset` begins the next step; without it they are
         only looked at. One process of a run asks for them."""
         if reset:
-            self._steps += 1
-        report = await (self._gate.report(self._steps) if reset else self._gate.peek())
+            # A step of a named run that an earlier process used would give its report once more.
+            self._step = max(self._step + 1, int(time.time() * 1000))
+        report = await (self._gate.report(self._step) if reset else self._gate.peek())
         return {name.removeprefix(PREFIX): value for name, value in report.items()}
 
     async def shutdown(self) -> None:

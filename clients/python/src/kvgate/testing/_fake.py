@@ -151,7 +151,7 @@ class FakeGate:
         self._do(lambda: self._behaviours.__setitem__(path, behaviour))
 
     def refuse(self, status: int, path: str = "*", *, code: str = "") -> None:
-        """The same with a refusal of any status. Without a code it is one that a proxy on the way makes up."""
+        """The same with a refusal of this status. Without a code it is one that a proxy on the way makes up."""
         self._do(lambda: self._behaviours.__setitem__(path, (status, code)))
 
     def slow(self, seconds: float) -> None:
