@@ -280,7 +280,7 @@ async def test_the_admission_client_speaks_in_dictionaries(fake_gate: FakeGate) 
     assert await client.metrics(reset=True) == {"budget/reserved": 0.0}
     assert await client.metrics(reset=True) == {"budget/reserved": 0.0}
     steps = [request.body["step"] for request in fake_gate.requests if request.path == "/v1/steps"]
-    assert steps == [1, 2]
+    assert len(steps) == len(set(steps)) == 2
     await client.acquire({"ticket_id": "req-5:0", "reservation_tokens": 1})
     await client.shutdown()
     assert fake_gate.reserved == 0

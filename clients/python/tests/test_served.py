@@ -16,7 +16,8 @@ async def test_closes(start_gate: StartGate, caplog: pytest.LogCaptureFixture) -
     async with AsyncGate(service.url) as gate:
         async with gate.session("s/1") as session, session.lease(reservation_tokens=1) as lease:
             assert lease.action == "admit"
-        close = await gate.close_session("s/2", wait_s=20.0)
+        # Longer than the gate would take.
+        close = await gate.close_session("s/2", wait_s=90.0)
     assert close.session_id == "s/2"
     assert close.state == "done"
     assert close.close_id

@@ -37,6 +37,8 @@ from .models import (
 
 RENEWALS_A_LIFE = 3
 """A lease is renewed at this part of its life, so that two renewals may fail before it ends."""
+CLOSE_WAIT_MAX_S = 60.0
+"""The gate's own bound of a close's `wait_s`: one beyond it would be refused, and the close with it."""
 
 
 class Lease:
@@ -372,12 +374,13 @@ class AsyncGate:
         reason: CloseReason = "terminal",
         wait_s: float = 0.0,
     ) -> Close:
-        """Lets the engines drop the session's KV. With `wait_s` it waits for the end of the close. A close that is
-        not answered is tried again in the background."""
+        """Lets the engines drop the session's KV. With `wait_s` it waits for the end of the close, for 60 s at most.
+        A close that is not answered is tried again in the background."""
         operation = close(session_id, {"mode": mode, "reason": reason})
         home = self._home()
         reply: Reply | None
         if wait_s > 0 and not home.shared.breaker.is_open():
+            wait_s = min(wait_s, CLOSE_WAIT_MAX_S)
             path = f"{operation.path}?wait_s={wait_s:g}"
             reply = await home.wire.call("POST", path, operation.fields, wait_s + self.config.call_timeout_s)
             if reply.may_pass_later:
