@@ -43,7 +43,7 @@ bench *ARGS:
 mutants *ARGS:
     cargo mutants --package kvgate-core {{ ARGS }}
 
-# closes at a real SGLang on the CPU; the first run installs 6 GB (docs/ci.md)
+# closes and the agent harness at a real SGLang on the CPU; the first run installs 6 GB (docs/ci.md)
 real-engine:
     KVGATE_REAL_ENGINE=1 nice cargo test --locked -p kvgate --test it real_engine:: -- --nocapture
 

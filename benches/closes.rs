@@ -68,7 +68,7 @@ fn main() {
         Size {
             sessions: 5_000,
             engines: 16,
-            rounds: 3,
+            rounds: 5,
             calm: Duration::from_secs(10),
         }
     };
@@ -79,6 +79,8 @@ fn main() {
 struct Round {
     asked_s: f64,
     delivered_s: f64,
+    /// Store transactions a second.
+    calm_commits: f64,
     commits: f64,
     calm: Histogram<u64>,
     closing: Histogram<u64>,
@@ -105,7 +107,7 @@ async fn run(size: &Size) {
         size.calm.as_secs()
     );
     println!(
-        "| round | closes asked in s | all delivered after s | calls/s | store transactions | acquire p50 / p99 ms calm | p50 / p99 ms while closing | p99 ratio |"
+        "| round | closes asked in s | all delivered after s | calls/s | store transactions/s calm, while closing | acquire p50 / p99 ms calm | p50 / p99 ms while closing | p99 ratio |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     let mut ratios = Vec::new();
@@ -115,11 +117,12 @@ async fn run(size: &Size) {
         let ratio = millis(&figures.closing, 0.99) / millis(&figures.calm, 0.99);
         ratios.push(ratio);
         println!(
-            "| {} | {:.2} | {:.1} | {:.0} | {:.0} | {:.2} / {:.2} | {:.2} / {:.2} | {ratio:.2} |",
+            "| {} | {:.2} | {:.1} | {:.0} | {:.0}, {:.0} | {:.2} / {:.2} | {:.2} / {:.2} | {ratio:.2} |",
             round + 1,
             figures.asked_s,
             figures.delivered_s,
             calls / figures.delivered_s,
+            figures.calm_commits,
             figures.commits,
             millis(&figures.calm, 0.5),
             millis(&figures.calm, 0.99),
@@ -132,17 +135,15 @@ async fn run(size: &Size) {
 }
 
 async fn one_round(gate: &Server, size: &Size, round: usize) -> Round {
-    let calm = steady_load(gate, async {
-        tokio::time::sleep(size.calm).await;
-    })
-    .await
-    .0;
+    let first = commits(gate).await;
+    let (calm, ()) = steady_load(gate, tokio::time::sleep(size.calm)).await;
     let before = commits(gate).await;
     let (closing, (asked_s, delivered_s)) = steady_load(gate, close_all(gate, size, round)).await;
     Round {
         asked_s,
         delivered_s,
-        commits: commits(gate).await - before,
+        calm_commits: (before - first) / size.calm.as_secs_f64(),
+        commits: (commits(gate).await - before) / delivered_s,
         calm,
         closing,
     }

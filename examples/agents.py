@@ -4,7 +4,8 @@
 
 Each turn takes a lease for its whole prefix and what it may write, sends the prefix to `/generate` of the router (or of
 one engine), gives the lease back with what was really used, and runs a tool before the next turn. While the tool runs
-no lease is held: that is the point of admission at request boundaries. The last line of the output is a JSON summary.
+no lease is held: that is the point of admission at request boundaries. At its end each session is closed, so that the
+engines can drop its KV. The last line of the output is a JSON summary.
 
 The prompts are made-up token ids, so any model will do; the tool is real: it runs a line of Python in a process.
 """
@@ -67,9 +68,11 @@ class Harness:
                 answer = await self.generate(prefix, lease)
             if answer is not None:
                 self.seen["turns"] += 1
+                meta = answer["meta_info"]
+                for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+                    self.seen[name] += int(meta[name])
                 written: list[int] = answer.get("output_ids") or []
-                count = int(answer["meta_info"]["completion_tokens"])
-                return written or [draw.randrange(10, 100) for _ in range(count)]
+                return written or [draw.randrange(10, 100) for _ in range(int(meta["completion_tokens"]))]
             # The router is full although there was a lease: it is given back before the next try.
             await asyncio.sleep(draw.uniform(0.2, 0.5))
         raise RuntimeError("the router takes no request")

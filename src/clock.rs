@@ -1,8 +1,11 @@
 //! The only reader of the operating system's clocks (TIM1).
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kvgate_core::units::{Span, Timestamp};
+use kvgate_core::units::Timestamp;
+
+/// Half a millisecond, for rounding.
+const HALF: Duration = Duration::from_micros(500);
 
 /// kvgate's own time line: wall time at the start of the process plus monotonic time since, never
 /// below the last stored time. Jumps of the wall clock have no effect on it.
@@ -40,14 +43,17 @@ impl Clock {
     /// Now, on the line.
     #[must_use]
     pub fn now(&self) -> Timestamp {
-        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.base.after(Span::from_millis(elapsed))
+        let elapsed = whole(self.started.elapsed()).since(Timestamp::default());
+        self.base.after(elapsed)
     }
 
     /// A point of the line as present wall time in milliseconds since the Unix epoch: what is shown.
     #[must_use]
     pub fn wall_millis(&self, at: Timestamp) -> u64 {
-        shown_at(at, self.now(), wall_now())
+        let base = Duration::from_millis(self.base.millis());
+        let line = base.saturating_add(self.started.elapsed());
+        let wall = since_epoch();
+        shown_at(at, whole(line), wall_beside(line, wall))
     }
 }
 
@@ -68,20 +74,38 @@ fn instant(at: Timestamp) -> jiff::Timestamp {
     jiff::Timestamp::from_millisecond(millis).unwrap_or(jiff::Timestamp::MAX)
 }
 
+/// The wall time in whole milliseconds that belongs to the line's own whole milliseconds. The two are
+/// set apart before they are rounded: else one point would be shown as two neighbours, by the moment.
+fn wall_beside(line: Duration, wall: Duration) -> Timestamp {
+    let ahead = wall.saturating_sub(line);
+    let behind = line.saturating_sub(wall);
+    let rounded = |apart: Duration| whole(apart.saturating_add(HALF)).since(Timestamp::default());
+    whole(line).after(rounded(ahead)).before(rounded(behind))
+}
+
+fn whole(time: Duration) -> Timestamp {
+    Timestamp::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
 /// A point of the line that stands at `now` while the wall clock shows `wall`.
 fn shown_at(at: Timestamp, now: Timestamp, wall: Timestamp) -> u64 {
     wall.after(at.since(now)).before(now.since(at)).millis()
 }
 
 fn wall_now() -> Timestamp {
-    let since_epoch = SystemTime::now()
+    whole(since_epoch())
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    Timestamp::from_millis(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
+    use kvgate_core::units::Span;
+
     use super::*;
 
     #[test]
@@ -106,6 +130,24 @@ mod tests {
         );
         let shown = moved.wall_millis(moved.now());
         assert!(shown.abs_diff(wall_now().millis()) < 60_000);
+    }
+
+    /// TIM1: a point of the line is shown as the same time whenever it is asked for.
+    #[test]
+    fn tim1_a_point_is_shown_as_one_time() {
+        let at = NOON;
+        let apart = Duration::from_micros(300);
+        for micros in 0..3_000 {
+            let line = Duration::from_millis(NOON.millis()) + Duration::from_micros(micros);
+            for (wall, shown) in [
+                (line + apart, 0),
+                (line - apart, 0),
+                (line + Duration::from_millis(7) + apart, 7),
+            ] {
+                let wall = wall_beside(line, wall);
+                assert_eq!(shown_at(at, whole(line), wall), NOON.millis() + shown);
+            }
+        }
     }
 
     /// 12:00:00 of some day.

@@ -46,6 +46,8 @@ struct Overview {
     admitted: String,
     bypassed: String,
     cancelled: String,
+    /// What clients decided by themselves, when there is any.
+    client_bypasses: Option<String>,
     budget: Budget,
     queue: Vec<QueueRow>,
     queue_more: Option<String>,
@@ -168,6 +170,7 @@ impl Overview {
                 .sum::<u64>();
             cancelled += scope.cancelled.iter().sum::<u64>();
         }
+        let client_bypasses: u64 = view.tally.local_bypasses.iter().sum();
         Self {
             alert: alert(phase, state.gate.store_trouble(), view),
             version: env!("CARGO_PKG_VERSION"),
@@ -181,6 +184,7 @@ impl Overview {
             admitted: grouped(admitted),
             bypassed: grouped(bypassed),
             cancelled: grouped(cancelled),
+            client_bypasses: (client_bypasses > 0).then(|| grouped(client_bypasses)),
             budget: Budget::new(view),
             queue: queue.iter().map(QueueRow::new).collect(),
             queue_more: (more > 0).then(|| grouped(more)),

@@ -52,6 +52,23 @@ async fn markup_in_session_ids_is_text() {
     assert!(policy.starts_with("default-src 'none'"), "{policy}");
 }
 
+/// What clients decided by themselves is on the page once they reported it.
+#[tokio::test]
+async fn the_page_shows_what_clients_decided_by_themselves() {
+    let app = TestApp::start().await;
+    let page = app.get("/").await;
+    assert!(!page.text.contains("by clients"));
+    let body = json!({
+        "ticket_id": "t", "session_id": "s", "reservation_tokens": 1, "wait_s": 0,
+        "local_bypasses": {"unreachable": 3, "breaker": 4},
+    });
+    app.post("/v1/leases", &body).await;
+    app.until(|view| view.tally.local_bypasses.iter().sum::<u64>() == 7)
+        .await;
+    let page = app.get("/").await;
+    assert!(page.text.contains("7 by clients without the gate"));
+}
+
 /// Without the feature the page says nothing of closes.
 #[tokio::test]
 async fn the_page_is_silent_about_a_feature_that_is_off() {

@@ -24,7 +24,7 @@ use crate::support::process::Kvgate;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// In tokens: what the small requests that refresh the gauges may leave in the cache, and that an
 /// engine keeps a token less than it was given.
-const SLACK: u64 = 100;
+pub const SLACK: u64 = 100;
 /// More tokens than any of these requests comes to before it is aborted.
 const LONG: u64 = 6_000;
 
@@ -239,7 +239,7 @@ pub enum Effect {
 }
 
 /// Whether `after` differs from `before` by what closing a session of so many tokens does.
-fn closed(effect: Effect, before: Kv, after: Kv, tokens: u64) -> bool {
+pub fn closed(effect: Effect, before: Kv, after: Kv, tokens: u64) -> bool {
     let freed = before.evictable.saturating_sub(after.evictable);
     let gained = after.available.saturating_sub(before.available);
     match effect {
@@ -336,14 +336,14 @@ async fn lease(gate: &Kvgate, ticket: &str, session: &str, rid: &str) -> String 
     answer.lease()
 }
 
-async fn release(gate: &Kvgate, lease: &str) {
+pub async fn release(gate: &Kvgate, lease: &str) {
     let path = format!("/v1/leases/{lease}/release");
     let answer = gate.post(&path, &json!({})).await;
     assert_eq!(answer.body["outcome"], "released", "{answer:?}");
 }
 
 /// Reads a close until it is done.
-async fn done(gate: &Kvgate, close: &Value) -> Value {
+pub async fn done(gate: &Kvgate, close: &Value) -> Value {
     let path = format!("/v1/closes/{}", close["close_id"].as_str().unwrap());
     let began = Instant::now();
     let mut looks = looks();
@@ -358,7 +358,7 @@ async fn done(gate: &Kvgate, close: &Value) -> Value {
 }
 
 /// Looks at an engine as the gate shows it until it is as wanted.
-async fn shown_until(gate: &Kvgate, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+pub async fn shown_until(gate: &Kvgate, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let began = Instant::now();
     let mut looks = looks();
     loop {
@@ -474,14 +474,15 @@ pub async fn closes_through_the_gate(
     told(&format!("closed and delivered: {after:?}"));
 }
 
-/// The gate in front of one engine, with both features.
-pub fn gate(data: &TempDir, engine: &Engine) -> Kvgate {
-    let arguments = [
+/// The gate in front of one engine, with both features and more flags.
+pub fn gate(data: &TempDir, engine: &Engine, more: &[&str]) -> Kvgate {
+    let mut arguments = vec![
         "--engine",
         &engine.url,
         "--program-admission",
         "--session-lifecycle",
     ];
+    arguments.extend(more);
     Kvgate::serve(data.path(), &arguments)
 }
 
@@ -546,7 +547,7 @@ async fn clo3_closes_through_the_gate_at_both_versions() {
     let at = async |version, effect| {
         let (fleet, engine) = fake(version).await;
         let data = TempDir::new().unwrap();
-        let gate = gate(&data, &engine);
+        let gate = gate(&data, &engine, &[]);
         closes_through_the_gate(&gate, &engine, effect, |_| {}).await;
         let calls = fleet.engine(0);
         assert_eq!(calls.closes(), ["s-1", "s-2"]);

@@ -3,6 +3,7 @@
 
     engine.py setup FOLDER        installs the engine and makes the model; once, about 6 GB
     engine.py serve FOLDER PORT   runs the engine on loopback, until it is ended
+    engine.py client FOLDER       installs the Python client of this tree, afresh each time
 
 It is what `just real-engine` stands on. Needs Linux on x86-64 with glibc 2.34 or newer, Python 3.11,
 and a pip that can fetch packages. Nothing is written outside FOLDER, and an engine that runs speaks
@@ -18,6 +19,7 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+CLIENT = HERE.parents[1] / "clients/python"
 VERSION = "0.5.15.post1"
 # What the packages take; without that much room the installation is not begun.
 ROOM_BYTES = 8 << 30
@@ -110,12 +112,20 @@ def serve(folder, port):
     os.execve(python, command, offline(SGLANG_USE_CPU_ENGINE="1"))
 
 
+def client(folder):
+    """The client as a user has it: the package of this tree in an environment apart from the engine's."""
+    run(sys.executable, "-m", "venv", "--clear", folder / "client")
+    run(folder / "client/bin/python", "-m", "pip", "install", "--quiet", "--no-input", CLIENT)
+
+
 def main():
     match sys.argv[1:]:
         case ["setup", folder]:
             setup(pathlib.Path(folder).resolve())
         case ["serve", folder, port]:
             serve(pathlib.Path(folder).resolve(), port)
+        case ["client", folder]:
+            client(pathlib.Path(folder).resolve())
         case _:
             sys.exit(__doc__)
 

@@ -51,6 +51,9 @@ def test_agents_call_tools_between_their_turns(fleet: Fleet, tmp_path: Path) -> 
         assert summary["admit"] > 24
         assert summary["waited_s"] > 0
         assert summary["report"]["agentic_kv/admission/admit"] == summary["admit"]
+        # Turns find what earlier ones left in the cache.
+        assert 0 < summary["cached_tokens"] < summary["prompt_tokens"]
+        assert summary["completion_tokens"] >= 48
         wait_until(lambda: service.state()["budget"]["reserved"] == 0, "nothing is reserved")
         wait_until(lambda: service.state()["closes"]["pending"] == 0, "all sessions are closed")
         assert service.state()["closes"]["failed"] == 0

@@ -76,6 +76,19 @@ async fn clo6_a_kill_in_the_middle_of_many_closes() {
     let kept = gate.list("/v1/closes").await;
     assert_eq!(kept.len(), 500);
     assert!(kept.iter().all(|close| close["state"] == "done"));
+    // CLO9: each close and each of its engines is counted once, over the kill too.
+    let metrics = gate.http.get(gate.url("/metrics")).send().await.unwrap();
+    let metrics = metrics.text().await.unwrap();
+    let counted = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("no {name}"))
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(counted("kvgate_session_closes_total"), "500");
+    assert_eq!(counted("kvgate_session_close_failures_total"), "0");
+    let delivered = "kvgate_session_close_deliveries_total{result=\"delivered\"}";
+    assert_eq!(counted(delivered), "4000");
     let asked_of_the_router = fleet.router().requests();
     assert!(
         asked_of_the_router
