@@ -250,9 +250,11 @@ impl Watch {
         }
     }
 
-    /// The work goes on without its lease: a lease is a budget, and running work is never interrupted.
+    /// The work goes on without its lease: a lease is a budget, and running work is never interrupted. Only the gate's
+    /// own word counts; what a proxy answers in its place says nothing of the lease.
     fn note(&self, reply: &Reply) {
-        if matches!(reply.status(), Some(404 | 410)) && self.held.swap(false, Ordering::AcqRel) {
+        let is_gone = reply.is_final() && matches!(reply.status(), Some(404 | 410));
+        if is_gone && self.held.swap(false, Ordering::AcqRel) {
             let ticket_id = &self.ticket_id;
             self.inner.shared.warnings.warn(
                 "lost",

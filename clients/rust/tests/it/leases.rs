@@ -189,6 +189,22 @@ async fn work_goes_on_when_its_lease_is_lost() {
 }
 
 #[tokio::test]
+async fn a_proxy_without_the_gate_says_nothing_of_a_lease() {
+    let fake = Fake::start();
+    let gate = gate(&fake);
+    let lease = gate.acquire(ask(1, 9)).await.unwrap();
+    for status in [404, 410] {
+        fake.change(|book| book.behaviour = Behaviour::Html(status));
+        assert!(!lease.renew(None).await);
+        assert!(lease.is_held(), "{status}");
+    }
+    fake.change(|book| book.behaviour = Behaviour::Normal);
+    lease.release(Usage::default()).await;
+    assert!(gate.flush().await);
+    assert_eq!(fake.look(|book| book.leases.len()), 0);
+}
+
+#[tokio::test]
 async fn engine_fields_have_a_rid_that_is_no_prefix_of_another() {
     let fake = Fake::start();
     let gate = gate(&fake);
