@@ -2,6 +2,7 @@
 //!
 //! `docs/ARCHITECTURE.md` has the map of the rooms and the walks through them.
 
+pub mod access;
 pub mod boot;
 pub mod check;
 pub mod cli;

@@ -19,6 +19,7 @@ use super::answer::HeldOpen;
 use super::app::{App, RequestId};
 use super::extract::query_pairs;
 use super::problem::{self, Fault};
+use crate::access::Caller;
 use crate::gate::Phase;
 use crate::telemetry::{Repeats, UNMATCHED};
 
@@ -37,6 +38,7 @@ const PROBLEM_PAGES: &str = "/problems/";
 pub(super) async fn front(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let id = app.next_request_id();
     request.extensions_mut().insert(id.clone());
+    request.extensions_mut().insert(Caller::local());
     let is_page = !request.uri().path().starts_with("/v1");
     let began = Instant::now();
     let route = request.extensions().get::<MatchedPath>().cloned();
