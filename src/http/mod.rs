@@ -21,6 +21,7 @@ mod metrics;
 mod openapi;
 mod problem;
 mod report;
+mod rights;
 mod server;
 mod sessions;
 mod status;
@@ -32,9 +33,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
+pub use extract::Form;
 pub use health::STUCK_AFTER;
 pub use openapi::openapi;
-pub use problem::Fault;
+pub use problem::{BEARER, Fault};
 pub use server::{Limits, Listener, serve};
 
 /// The API, and `pages` of other rooms beside it, behind the same front.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use askama::Template;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use kvgate_core::capacity::EngineView;
 use kvgate_core::close::{CloseIntent, CloseStage, TargetState};
@@ -27,9 +27,6 @@ const CLOSE_ROWS: usize = 8;
 
 /// Waiters that the overview shows.
 const QUEUE_ROWS: usize = 12;
-
-/// Nothing from elsewhere, no script, no frame.
-const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -137,7 +134,6 @@ pub(super) async fn overview(State(state): State<WebState>) -> Response {
             [
                 (CONTENT_TYPE, "text/html; charset=utf-8"),
                 (CACHE_CONTROL, "no-store"),
-                (CONTENT_SECURITY_POLICY, POLICY),
             ],
             html,
         )

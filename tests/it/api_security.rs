@@ -18,7 +18,7 @@ async fn under_host(app: &TestApp, path: &str, host: &str) -> Answer {
 #[tokio::test]
 async fn foreign_host_names_are_refused() {
     let app = Builder {
-        allowed_hosts: vec!["gate.example".to_owned(), "other.example:8080".to_owned()],
+        allowed_hosts: vec!["gate.example", "other.example:8080"],
         ..Builder::default()
     }
     .start()
