@@ -370,6 +370,11 @@ impl Config {
     fn checked(merged: Merged) -> Result<Self, ConfigError> {
         let shown = merged.shown();
         let token_file = token_file(&merged.token_file.0)?;
+        if merged.metrics_auth.0 && token_file.is_none() {
+            return Err(refused(
+                "metrics_auth needs token_file: without tokens everybody is let in",
+            ));
+        }
         let may_be_open = token_file.is_some() || merged.insecure_no_auth.0;
         let listen = addresses(&merged.listen.0, may_be_open)?;
         let policy = policy(&merged)?;
@@ -813,6 +818,7 @@ mod tests {
             ("listen = [\"0.0.0.0:7070\"]", "insecure-no-auth"),
             ("listen = [\"0.0.0.0:7070\"]", "--token-file"),
             ("token_file = \"does-not-exist\"", "token_file"),
+            ("metrics_auth = true", "token_file"),
             ("allowed_host = [\"*\"]", "allowed_host"),
             ("allowed_host = [\"gate.example/path\"]", "allowed_host"),
             ("log_format = \"xml\"", "log_format"),

@@ -233,6 +233,36 @@ mod tests {
         assert_eq!(needed(&head, Some("/")), needed(&get, Some("/")));
     }
 
+    /// Who reads the document knows what each call needs.
+    #[test]
+    fn the_document_tells_what_a_call_needs() {
+        let document: serde_json::Value = serde_json::from_str(&crate::http::openapi()).unwrap();
+        assert_eq!(
+            document["components"]["securitySchemes"]["token"]["scheme"],
+            "bearer"
+        );
+        let paths = &document["paths"];
+        let needs = |method: &str, path: &str| {
+            paths[path][method]["responses"]["403"]["description"].clone()
+        };
+        for (method, path, scope) in [
+            ("get", "/v1/state", "`view`"),
+            ("post", "/v1/leases", "`client`"),
+            ("get", "/v1/backup", "`admin`"),
+        ] {
+            assert!(
+                needs(method, path).as_str().unwrap().contains(scope),
+                "{path}"
+            );
+            assert_eq!(
+                paths[path][method]["security"],
+                serde_json::json!([{"token": []}, {}])
+            );
+        }
+        assert!(needs("get", "/healthz").is_null());
+        assert!(paths["/healthz"]["get"]["security"].is_null());
+    }
+
     /// What the contract says: `view` reads everything but a backup, and nothing but `admin` reads that.
     #[test]
     fn reading_needs_view_but_for_backups() {

@@ -250,6 +250,20 @@ async fn each_guess_costs_a_connection() {
     assert!(!ends(&app.get("/v1/state").await), "no token is no guess");
 }
 
+/// Who sends much with a wrong token, or to where it may not, sees why it is refused and no broken connection.
+#[tokio::test]
+async fn a_refusal_arrives_before_a_large_body_is_through() {
+    let app = with_tokens().await;
+    let large = "x".repeat(3 << 20);
+    for (token, status) in [("wrong-token-0123456", 401), (VIEW, 403)] {
+        for _ in 0..20 {
+            let request = app.client.post(app.url("/v1/batch")).bearer_auth(token);
+            let request = request.header("content-type", "application/json");
+            assert_eq!(app.send(request.body(large.clone())).await.status, status);
+        }
+    }
+}
+
 /// Ways to write a path: the right that counts is that of the route which would be served.
 #[tokio::test]
 async fn no_way_to_write_a_path_leads_around_a_right() {

@@ -312,6 +312,35 @@ fn nothing_is_left_for_later_and_tests_do_not_sleep() {
     report(&faults);
 }
 
+/// The table of attacks says which test tries each of them.
+#[test]
+fn every_test_that_the_security_page_names_is_there() {
+    let tree = tree();
+    let page = tree.iter().find(|file| file.path == "docs/SECURITY.md");
+    let page = page.expect("the tree has docs/SECURITY.md");
+    let mut faults = Vec::new();
+    let mut count = 0;
+    for (number, line) in page.text.lines().enumerate() {
+        let names = line.split('`').filter(|part| part.contains("::"));
+        for name in names {
+            count += 1;
+            let function = name.rsplit("::").next().unwrap_or(name);
+            let start = format!("fn {function}(");
+            let is_there = tree
+                .iter()
+                .any(|file| file.path.ends_with(".rs") && file.text.contains(&start));
+            if !is_there {
+                faults.push(format!(
+                    "docs/SECURITY.md:{}: there is no test `{name}`; name the one that holds the line",
+                    number + 1
+                ));
+            }
+        }
+    }
+    assert!(count > 20, "the table is read: {count}");
+    report(&faults);
+}
+
 #[test]
 fn relative_links_lead_somewhere() {
     let tree = tree();
