@@ -18,7 +18,9 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    const fn port(self) -> u16 {
+    /// The port that an address without one means.
+    #[must_use]
+    pub const fn port(self) -> u16 {
         match self {
             Self::Http => 80,
             Self::Https => 443,

@@ -350,10 +350,10 @@ fn refuse_cross_site(
     ))
 }
 
-/// What a request shows of its caller.
-enum Shown {
-    Nothing,
-    Wrong,
+/// Who asks, by what a request carries.
+enum Asker {
+    Nobody,
+    WrongToken,
     Known(Caller),
 }
 
@@ -363,22 +363,22 @@ fn let_in(app: &App, request: &Request, rule: Rule) -> Result<Option<Caller>, Re
     if config.access.is_open() {
         return Ok(Some(Caller::local()));
     }
-    let shown = shown(app, request.headers());
+    let asker = asker(app, request.headers());
     let is_open_metrics = route(request) == Some(rights::METRICS) && !config.metrics_auth;
     let needed = rule.right.filter(|_| !is_open_metrics);
-    match (needed, shown) {
-        (None, Shown::Known(caller)) => Ok(Some(caller)),
-        (None, Shown::Nothing | Shown::Wrong) => Ok(None),
-        (Some(needed), Shown::Known(caller)) if caller.may(needed) => Ok(Some(caller)),
-        (Some(needed), Shown::Known(caller)) => {
+    match (needed, asker) {
+        (None, Asker::Known(caller)) => Ok(Some(caller)),
+        (None, Asker::Nobody | Asker::WrongToken) => Ok(None),
+        (Some(needed), Asker::Known(caller)) if caller.may(needed) => Ok(Some(caller)),
+        (Some(needed), Asker::Known(caller)) => {
             if NO_RIGHT.is_told() {
                 let (name, route) = (&*caller.name, route(request).unwrap_or(UNMATCHED));
                 tracing::warn!(name, route, "a call without the right to it was refused");
             }
             Err(forbidden(&caller, needed).into())
         }
-        (Some(_), shown) => {
-            let is_wrong = matches!(shown, Shown::Wrong);
+        (Some(_), asker) => {
+            let is_wrong = matches!(asker, Asker::WrongToken);
             if is_wrong && WRONG_TOKEN.is_told() {
                 let route = route(request).unwrap_or(UNMATCHED);
                 tracing::warn!(route, "a wrong token was refused");
@@ -416,17 +416,19 @@ fn forbidden(caller: &Caller, needed: Right) -> Fault {
 }
 
 /// A token in the header goes before a log-in: who sends a wrong one is not let in by a cookie.
-fn shown(app: &App, headers: &HeaderMap) -> Shown {
+fn asker(app: &App, headers: &HeaderMap) -> Asker {
     let access = &app.config().access;
     match bearer(headers) {
-        Bearer::Token(token) => access.with_token(token).map_or(Shown::Wrong, Shown::Known),
-        Bearer::Unreadable => Shown::Wrong,
+        Bearer::Token(token) => access
+            .with_token(token)
+            .map_or(Asker::WrongToken, Asker::Known),
+        Bearer::Unreadable => Asker::WrongToken,
         Bearer::None => {
             let cookies = headers.get_all(COOKIE).iter();
             let now = Instant::now();
             access::login_ids(cookies.filter_map(|cookie| cookie.to_str().ok()))
                 .find_map(|id| access.with_login(&id, now))
-                .map_or(Shown::Nothing, Shown::Known)
+                .map_or(Asker::Nobody, Asker::Known)
         }
     }
 }
