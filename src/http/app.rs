@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::exposition::Present;
 use crate::access::{Access, AllowedHost};
 use crate::clock::Clock;
+use crate::config::Origins;
 use crate::gate::Gate;
 use crate::history::History;
 use crate::telemetry::{HttpMetrics, Readings};
@@ -35,6 +36,8 @@ pub struct HttpConfig {
     pub metrics_auth: bool,
     /// Life of a lease whose acquire names none.
     pub default_ttl: Span,
+    /// Where the configured values come from of settings that can be changed at run time.
+    pub origins: Origins,
     /// Without progress of the writer for this long the process is not healthy (DUR3).
     pub stuck_after: Span,
 }

@@ -16,6 +16,7 @@ mod api_failing;
 mod api_reports;
 mod api_rights;
 mod api_security;
+mod api_settings;
 mod bounds;
 mod cases;
 mod client;

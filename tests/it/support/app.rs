@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use kvgate::access::{Access, TokenSet};
 use kvgate::clock::Clock;
+use kvgate::config::Origins;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::history::History;
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
@@ -47,6 +48,8 @@ pub struct Builder {
     pub metrics_auth: bool,
     /// Without progress of the writer for longer, `/healthz` fails.
     pub stuck_after: Span,
+    /// Where configured settings come from.
+    pub origins: Origins,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
 }
@@ -93,6 +96,7 @@ impl Default for Builder {
             tokens: None,
             metrics_auth: false,
             stuck_after: http::STUCK_AFTER,
+            origins: Origins::default(),
             ready: true,
         }
     }
@@ -209,6 +213,7 @@ impl Builder {
         let address = listener.address();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
+            reset_settings: false,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: self
@@ -235,6 +240,7 @@ impl Builder {
             metrics_auth: self.metrics_auth,
             default_ttl: Span::from_secs(600),
             stuck_after: self.stuck_after,
+            origins: self.origins,
         };
         let app = App::new(
             gate.clone(),
@@ -348,6 +354,11 @@ impl TestApp {
         let kind = "application/x-www-form-urlencoded";
         let request = self.client.post(self.url(path));
         request.header("content-type", kind).body(body)
+    }
+
+    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.client.patch(self.url(path)).json(body))
+            .await
     }
 
     /// Posts a text as JSON, whatever it is.
