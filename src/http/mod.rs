@@ -17,6 +17,7 @@ mod front;
 mod health;
 mod history;
 mod leases;
+mod listener;
 mod lists;
 mod metrics;
 mod openapi;
@@ -26,8 +27,10 @@ mod rights;
 mod server;
 mod sessions;
 mod settings;
+mod shares;
 mod status;
 mod tickets;
+mod tls;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
@@ -37,9 +40,11 @@ use utoipa_axum::routes;
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
 pub use extract::Form;
 pub use health::STUCK_AFTER;
+pub use listener::{Endpoint, Listener};
 pub use openapi::openapi;
 pub use problem::{BEARER, Fault};
-pub use server::{Limits, Listener, serve};
+pub use server::{Limits, serve};
+pub use tls::{Tls, TlsError, TlsFiles};
 
 /// The API, and `pages` of other rooms beside it, behind the same front.
 pub fn router(app: App, pages: Router) -> Router {

@@ -36,3 +36,5 @@ mod session_kv;
 mod store;
 mod support;
 mod tidy;
+mod tls;
+mod transport;

@@ -32,10 +32,13 @@
 //! | X01 | open to the network without a key | [`access`], every scope `api_rights::each_call_needs_its_scope` |
 //! | X02 | a web page reaches the loopback port | [`access`], `api_security::foreign_host_names_*` |
 //! | X03 | another site presses a dashboard button | [`access`], `api_security::each_method_and_content_type_*` |
+//! | X04 | an engine's address leads somewhere else | [`attacks`], `fleet_http::cap1_*`, `closer::clo5_redirects_are_not_followed`, bombs: `process::floods` |
+//! | X05 | slow heads hold all connections | [`attacks`], `api_security::slow_heads_and_idle_connections_are_closed`, over TLS `tls::handshakes_*` |
 //!
 //! [`pause`] holds what the cases do not tell: a process that was stopped for a while (TIM3).
 
 mod access;
+mod attacks;
 mod closes;
 mod metrics;
 mod pause;

@@ -5,13 +5,16 @@ mod burst;
 mod callers;
 mod closes;
 mod commands;
+mod floods;
 mod full_disk;
 mod history;
 mod kill;
+mod listen;
 mod order;
 mod settings;
 mod stop;
 mod store;
+mod supervised;
 mod torture;
 
 pub use callers::Draw;

@@ -11,7 +11,9 @@ use kvgate::clock::Clock;
 use kvgate::config::Origins;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::history::History;
-use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
+use kvgate::http::{
+    self, App, Endpoint, FleetDetails, HttpConfig, Limits, Listener, ShellNotice, Tls,
+};
 use kvgate::store;
 use kvgate::web::{self, WebState};
 use kvgate_core::capacity::FleetConfig;
@@ -50,6 +52,8 @@ pub struct Builder {
     pub stuck_after: Span,
     /// Where configured settings come from.
     pub origins: Origins,
+    /// The port speaks TLS.
+    pub tls: Option<Arc<Tls>>,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
 }
@@ -97,6 +101,7 @@ impl Default for Builder {
             metrics_auth: false,
             stuck_after: http::STUCK_AFTER,
             origins: Origins::default(),
+            tls: None,
             ready: true,
         }
     }
@@ -209,8 +214,9 @@ impl Builder {
     {
         // Every client of the process shares one provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-        let address = listener.address();
+        let endpoint = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
+        let listener = Listener::bind(&endpoint).unwrap().with_tls(self.tls);
+        let address = listener.port().unwrap();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
             reset_settings: false,
@@ -257,7 +263,7 @@ impl Builder {
         });
         let router = http::router(app.clone(), pages);
         let server = tokio::spawn(http::serve(
-            listener,
+            vec![listener],
             app,
             router,
             self.limits,
