@@ -27,7 +27,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::access::{Access, Caller, Right, TokenFile};
+use crate::access::{self, Access, Caller, Right, TokenFile};
 use crate::check::{self, Finding};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, Layer, Origins};
@@ -210,6 +210,7 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
         };
         let mut config = Config::load(layer, [], None)?;
         let token = config.token_file.as_mut().map(token_for_agents);
+        let token = token.transpose().map_err(Failure::other)?;
         let service = Service::start(config, descriptors).await?;
         let port = service.ports.first().ok_or_else(|| {
             ConfigError::new("the agents of the demo need a port: --listen must be HOST:PORT")
@@ -232,14 +233,14 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
 }
 
 /// The demo's agents have a token of their own, for this run only.
-fn token_for_agents(file: &mut TokenFile) -> String {
-    let token = format!("{:016x}{:016x}", random(), random());
+fn token_for_agents(file: &mut TokenFile) -> Result<String, getrandom::Error> {
+    let token = access::fresh_secret()?;
     let caller = Caller {
         name: "demo".into(),
         right: Right::Client,
     };
     file.tokens = file.tokens.with(caller, &token);
-    token
+    Ok(token)
 }
 
 /// Asks router and engines once.
@@ -744,7 +745,11 @@ impl Signals {
     /// Reads anew at each SIGHUP and drains at the first other signal; a second one ends the process at once.
     async fn stop(mut self, service: Service) {
         while self.next_is_hangup().await {
-            service.reload().await;
+            // A file that does not come must not keep the service from stopping.
+            tokio::select! {
+                () = service.reload() => {}
+                () = self.next() => break,
+            }
         }
         tokio::select! {
             () = service.drain() => {}

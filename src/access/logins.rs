@@ -13,22 +13,24 @@ pub const LOGIN_LIFE: Duration = Duration::from_secs(12 * 3_600);
 /// and a thousand tokens take a few megabytes.
 const PER_TOKEN_MAX: usize = 32;
 
-/// Random bytes of an id.
-const ID_BYTES: usize = 32;
+/// Random bytes of a secret.
+const SECRET_BYTES: usize = 32;
+
+/// A text that nobody can guess.
+///
+/// # Errors
+/// The operating system gives no random numbers. Nothing takes their place.
+pub fn fresh_secret() -> Result<String, getrandom::Error> {
+    let mut bytes = [0; SECRET_BYTES];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
 
 /// The id of a log-in, for its cookie. It is shown to nobody else.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LoginId(String);
 
 impl LoginId {
-    fn random() -> Result<Self, getrandom::Error> {
-        let mut bytes = [0; ID_BYTES];
-        getrandom::fill(&mut bytes)?;
-        Ok(Self(
-            bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
-        ))
-    }
-
     /// As the cookie carries it.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -58,7 +60,7 @@ impl Logins {
         token: Fingerprint,
         now: Instant,
     ) -> Result<LoginId, getrandom::Error> {
-        let id = LoginId::random()?;
+        let id = LoginId(fresh_secret()?);
         self.0.retain(|_, login| login.ends_at > now);
         let same = || self.0.iter().filter(|(_, login)| login.token == token);
         if same().count() >= PER_TOKEN_MAX {
@@ -134,9 +136,10 @@ mod tests {
 
     #[test]
     fn ids_are_random_and_do_not_show_themselves() {
-        let (one, two) = (LoginId::random().unwrap(), LoginId::random().unwrap());
+        let (one, two) = (fresh_secret().unwrap(), fresh_secret().unwrap());
         assert_ne!(one, two);
-        assert_eq!(one.as_str().len(), 2 * ID_BYTES);
+        assert_eq!(one.len(), 2 * SECRET_BYTES);
+        let one = LoginId(one);
         assert_eq!(format!("{one:?}"), "LoginId(..)");
         let mut logins = Logins::default();
         let id = logins

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 pub use cookies::{login_cookie, login_ids, no_cookie};
 pub use hosts::{AllowedHost, Asked, Hosts, NotAHost, Scheme};
-pub use logins::{LOGIN_LIFE, LoginId};
+pub use logins::{LOGIN_LIFE, LoginId, fresh_secret};
 pub use tokens::{LineFault, TOKENS_MAX, TokenFile, TokenFileError, TokenSet};
 
 use logins::Logins;
