@@ -212,7 +212,7 @@ pub fn check(config: &Config) -> Result<Vec<Finding>, Failure> {
 }
 
 /// What every command that speaks to the network needs.
-fn prepare() -> Result<Runtime, Failure> {
+pub(crate) fn prepare() -> Result<Runtime, Failure> {
     // Fails only when a provider is installed already, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     if let Err(error) = rlimit::increase_nofile_limit(DESCRIPTORS) {

@@ -4,6 +4,7 @@
 //! gate is ready everything but the calls of operation is answered `recovering` (DUR3). The stop
 //! order is: `Gate::begin_drain`, cancel the token of [`serve`] and wait for it, `Gate::close`.
 
+mod advice;
 mod answer;
 mod app;
 mod backup;
@@ -31,10 +32,11 @@ use axum::middleware::from_fn_with_state;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub use advice::{Advice, advice};
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
 pub use health::STUCK_AFTER;
 pub use openapi::openapi;
-pub use problem::Fault;
+pub use problem::{Fault, title};
 pub use server::{Limits, Listener, serve};
 
 /// The API, and `pages` of other rooms beside it, behind the same front.

@@ -3,11 +3,14 @@
 mod assets;
 mod format;
 mod pages;
+pub(crate) mod problems;
 
 use axum::Router;
 use axum::routing::get;
 
 use crate::gate::Gate;
+
+pub(crate) use pages::POLICY;
 
 /// What pages read.
 #[derive(Clone, Debug)]
