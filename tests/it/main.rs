@@ -24,6 +24,7 @@ mod durable;
 mod fleet_http;
 mod gate;
 mod metrics;
+mod packaging;
 mod page;
 mod problems;
 mod process;
