@@ -4,22 +4,23 @@
 #
 #     deploy/ray/start_head.sh [further options of `ray start --head`]
 #
-# What is read from the environment, with its default:
-#   KVGATE_BIN         the program                                    kvgate
-#   KVGATE_ROUTER      the router in front of the engines             http://127.0.0.1:30000
-#   KVGATE_BIND        address that kvgate listens on                 0.0.0.0
-#   KVGATE_PORT        port of kvgate                                 7070
-#   KVGATE_DATA        directory of the store, on a local disk        /var/lib/kvgate
-#   HEAD_HOST          the name under which workers reach this node   the full host name
+# What is read from the environment, with its default. Every setting of `kvgate serve` has its own
+# variable beside these, such as KVGATE_ADMISSION_HEADROOM.
+#   GATE_BIN           the program                                    kvgate
+#   GATE_ROUTER        the router in front of the engines             http://127.0.0.1:30000
+#   GATE_BIND          address that kvgate listens on                 0.0.0.0
+#   GATE_PORT          port of kvgate                                 7070
+#   GATE_DATA          directory of the store, on a local disk        /var/lib/kvgate
+#   GATE_HOST          the name under which workers reach this node   the full host name
 #   KVGATE_TOKEN_FILE  tokens for callers                             none: everybody in the cluster may call
 set -euo pipefail
 
-bin=${KVGATE_BIN:-kvgate}
-router=${KVGATE_ROUTER:-http://127.0.0.1:30000}
-bind=${KVGATE_BIND:-0.0.0.0}
-port=${KVGATE_PORT:-7070}
-data=${KVGATE_DATA:-/var/lib/kvgate}
-host=${HEAD_HOST:-$(hostname -f)}
+bin=${GATE_BIN:-kvgate}
+router=${GATE_ROUTER:-http://127.0.0.1:30000}
+bind=${GATE_BIND:-0.0.0.0}
+port=${GATE_PORT:-7070}
+data=${GATE_DATA:-/var/lib/kvgate}
+host=${GATE_HOST:-$(hostname -f 2>/dev/null || hostname)}
 
 guard=(--insecure-no-auth)
 [[ -z ${KVGATE_TOKEN_FILE:-} ]] || guard=()
@@ -39,8 +40,7 @@ trap 'exit 143' TERM INT
 # any other code needs somebody to look.
 while true; do
     status=0
-    env -u KVGATE_ROUTER -u KVGATE_DATA \
-        "$bin" serve --listen "$bind:$port" --allowed-host "$host" --data "$data" \
+    "$bin" serve --listen "$bind:$port" --allowed-host "$host" --data "$data" \
         --router "$router" --program-admission --session-lifecycle --log-format json \
         ${guard[@]+"${guard[@]}"} &
     gate=$!

@@ -80,6 +80,16 @@ fn write_command(command: &Command, out: &mut dyn Write) -> io::Result<()> {
     // The options belong to the command's own section.
     let options = String::from_utf8_lossy(&options);
     out.write_all(options.replacen(".SH OPTIONS\n", ".PP\n", 1).as_bytes())?;
+    if let Some(more) = command.get_after_help() {
+        let mut roff = Roff::new();
+        // Examples keep their lines.
+        roff.control("PP", []).control("nf", []);
+        for line in more.to_string().lines() {
+            roff.text([roman(line)]);
+        }
+        roff.control("fi", []);
+        roff.to_writer(out)?;
+    }
     for below in command.get_subcommands() {
         if below.get_name() != "help" {
             write_command(below, out)?;

@@ -35,16 +35,9 @@ const FLAGS_OF_OTHERS: &[&str] = &[
     "--version",
 ];
 
-/// Variables that are no settings of `kvgate serve`: of clients, commands, builds and launch scripts.
-const VARIABLES_OF_OTHERS: &[&str] = &[
-    "KVGATE_BIN",
-    "KVGATE_BIND",
-    "KVGATE_KEEP",
-    "KVGATE_PORT",
-    "KVGATE_REVISION",
-    "KVGATE_TOKEN_FILE",
-    "KVGATE_URL",
-];
+/// Variables that are no settings of `kvgate serve`: of clients, commands and builds. The service may
+/// refuse what it does not know, so launch scripts name theirs otherwise.
+const VARIABLES_OF_OTHERS: &[&str] = &["KVGATE_REVISION", "KVGATE_TOKEN_FILE", "KVGATE_URL"];
 
 /// Codes of the README that a repeated start can mend; the rest needs somebody to look.
 const RETRIED: &[u8] = &[0, 1, 69, 74, 75];
@@ -292,8 +285,8 @@ fn ports_agree() {
             "deploy/proxy/envoy.yaml",
             &["address: 127.0.0.1, port_value: {} }"],
         ),
-        ("deploy/slurm/kvgate.sbatch", &["port=${KVGATE_PORT:-{}}"]),
-        ("deploy/ray/start_head.sh", &["port=${KVGATE_PORT:-{}}"]),
+        ("deploy/slurm/kvgate.sbatch", &["port=${GATE_PORT:-{}}"]),
+        ("deploy/ray/start_head.sh", &["port=${GATE_PORT:-{}}"]),
         ("deploy/ray/runtime_env.yaml", &[":{}\""]),
     ] {
         let text = file(path);
@@ -602,16 +595,17 @@ fn script(path: &str, arguments: &[&str], stand_ins: &TempDir, work: &TempDir) -
     run.arg(root().join(path)).args(arguments);
     run.current_dir(work.path());
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("KVGATE_") {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with("KVGATE_") || name.starts_with("GATE_") {
             run.env_remove(name);
         }
     }
     let path = std::env::var("PATH").unwrap_or_default();
     run.env("PATH", format!("{}:{path}", stand_ins.path().display()))
-        .env("KVGATE_BIN", binary())
-        .env("KVGATE_BIND", "127.0.0.1")
-        .env("KVGATE_PORT", port.to_string())
-        .env("KVGATE_DATA", work.path().join("data"));
+        .env("GATE_BIN", binary())
+        .env("GATE_BIND", "127.0.0.1")
+        .env("GATE_PORT", port.to_string())
+        .env("GATE_DATA", work.path().join("data"));
     run
 }
 
@@ -623,7 +617,7 @@ const HOSTNAME: (&str, &str) = ("hostname", "echo 127.0.0.1");
 fn a_slurm_job_has_its_gate() {
     let programs = stand_ins(&[HOSTNAME, ("srun", "exec \"$@\"")]);
     let work = TempDir::new().unwrap();
-    let training = "\"$KVGATE_BIN\" health --ready --url \"$KVGATE_URL\" || exit 1; exit 7";
+    let training = "\"$GATE_BIN\" health --ready --url \"$KVGATE_URL\" || exit 1; exit 7";
     let mut job = script(
         "deploy/slurm/kvgate.sbatch",
         &["sh", "-c", training],
@@ -631,13 +625,44 @@ fn a_slurm_job_has_its_gate() {
         &work,
     );
     job.env("SLURM_JOB_ID", "4711")
-        .env("KVGATE_KEEP", work.path());
+        .env("GATE_KEEP", work.path());
     let output = output(job);
     let log = std::fs::read_to_string(work.path().join("kvgate-4711.log")).unwrap();
     assert_eq!(output.status.code(), Some(7), "{output:?}\n{log}");
     assert!(log.contains("stopped"), "{log}");
     let copy = std::fs::read_to_string(work.path().join("kvgate-4711.ndjson")).unwrap();
     assert!(copy.starts_with("{\"header\""), "{copy}");
+}
+
+/// A gate that was killed is started again, on the same store.
+#[test]
+fn a_slurm_job_starts_a_killed_gate_again() {
+    let work = TempDir::new().unwrap();
+    let pid = work.path().join("pid");
+    let gate = format!(
+        "[ \"$1\" != serve ] || echo $$ > {}\nexec {} \"$@\"",
+        pid.display(),
+        binary().display()
+    );
+    let programs = stand_ins(&[HOSTNAME, ("srun", "exec \"$@\""), ("gate", &gate)]);
+    let training = format!(
+        "kill -KILL $(cat {}) || exit 2; for _ in 1 2 3 4 5 6 7 8 9 10; do \
+         \"$GATE_BIN\" health --ready --url \"$KVGATE_URL\" && exit 7; sleep 1; done; exit 1",
+        pid.display()
+    );
+    let training = training.as_str();
+    let mut job = script(
+        "deploy/slurm/kvgate.sbatch",
+        &["sh", "-c", training],
+        &programs,
+        &work,
+    );
+    job.env("SLURM_JOB_ID", "4711")
+        .env("GATE_BIN", programs.path().join("gate"));
+    let output = output(job);
+    let log = std::fs::read_to_string(work.path().join("kvgate-4711.log")).unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}\n{log}");
+    assert!(log.contains("ended with 137; it is started again"), "{log}");
 }
 
 /// A gate that does not start is no reason not to train.
@@ -652,7 +677,7 @@ fn a_slurm_job_goes_on_without_its_gate() {
         &work,
     );
     job.env("SLURM_JOB_ID", "4711")
-        .env("KVGATE_ROUTER", "not a router");
+        .env("GATE_ROUTER", "not a router");
     let output = output(job);
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     let said = String::from_utf8(output.stderr).unwrap();
@@ -671,7 +696,7 @@ fn a_head_node_gives_up_on_a_wrong_setting() {
         &programs,
         &work,
     );
-    head.env("KVGATE_ROUTER", "not a router");
+    head.env("GATE_ROUTER", "not a router");
     let output = output(head);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let ray = std::fs::read_to_string(work.path().join("ray")).unwrap();
