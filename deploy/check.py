@@ -8,7 +8,9 @@
   path prefix, over TLS, with ids as they were written.
 
 Tools come from the machine, or else from packages that are unpacked below the target folder. What
-is neither here nor to be had is said to be skipped; KVGATE_DEPLOY_ALL=1 makes that a failure.
+is neither here nor to be had is said to be skipped; KVGATE_DEPLOY_ALL=1 makes that a failure. A call
+that waits is held open for KVGATE_DEPLOY_WAIT_S, 2 s; with 60 s, the longest, it outlasts the time-outs
+that proxies have by default.
 """
 
 import http.client
@@ -20,6 +22,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -38,6 +41,7 @@ KUBERNETES = ["1.29", "1.32"]
 # Tenths, as systemd-analyze takes them.
 EXPOSURE_MAX = 15
 HOST = "gate.example"
+WAIT_S = int(os.environ.get("KVGATE_DEPLOY_WAIT_S", "2"))
 
 
 class Skipped(Exception):
@@ -113,7 +117,7 @@ def check_manifests(folder):
 
 
 class Gate:
-    """kvgate without a fleet: every acquire bypasses, which is enough to be asked."""
+    """kvgate beside an engine that is away: every acquire bypasses, and no close is ever done."""
 
     def __init__(self, folder):
         data = folder / "data"
@@ -125,6 +129,7 @@ class Gate:
                 "--program-admission",
                 "--session-lifecycle",
                 f"--allowed-host={HOST}",
+                f"--engine=http://127.0.0.1:{shared.free_port()}",
                 f"--data={data}",
             ],
             stdin=subprocess.DEVNULL,
@@ -142,7 +147,7 @@ def ask(port, method, path, body=None, **headers):
     # The certificate was made for this check.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=WAIT_S + 20, context=context)
     try:
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", HOST)
@@ -172,8 +177,10 @@ def through(name, port):
     status, _, text = ask(port, "POST", "/kvgate/v1/leases", ask_for.encode(), X_Forwarded_Host="attacker.example")
     want("an acquire", (status, '"reason":"degraded"' in text), (200, True))
     # A slash and a percent sign of an id come through as they were written, and so does what follows.
-    status, _, text = ask(port, "POST", "/kvgate/v1/sessions/a%2Fb%20%25/close?wait_s=0")
+    began = time.monotonic()
+    status, _, text = ask(port, "POST", f"/kvgate/v1/sessions/a%2Fb%20%25/close?wait_s={WAIT_S}")
     want("the close of a session", (status, '"session_id":"a/b %"' in text), (202, True))
+    want("a call that was held open", time.monotonic() - began >= WAIT_S, True)
     status, _, text = ask(port, "GET", "/kvgate/v1/closes?limit=1")
     want("a list", (status, text.count('"close_id"')), (200, 1))
     status, _, text = ask(port, "GET", "/kvgate/v1/backup")

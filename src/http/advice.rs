@@ -43,8 +43,8 @@ pub const fn advice(code: ProblemCode) -> Advice {
         },
         ProblemCode::Unauthorized => Advice {
             happened: "The call needs a token, and none came with it or an unknown one.",
-            client: "Send `Authorization: Bearer` with a token that the service knows. Trying again without one does not \
-                help; new work goes on without a lease.",
+            client: "Send `Authorization: Bearer` with a token that stands in the service's token file; browsers log in at \
+                `/login`. Trying again without one does not help; new work goes on without a lease.",
             operator: "Look whether the caller's token stands in the service's token file, and whether the file was read \
                 again since it was changed.",
         },

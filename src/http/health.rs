@@ -1,7 +1,7 @@
 //! What probes and people ask first.
 
 use axum::extract::{Path, State};
-use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use kvgate_api::{Health, Problem, ProblemCode, Version};
@@ -12,7 +12,7 @@ use super::answer::json;
 use super::app::App;
 use super::problem::{self, Fault, title};
 use crate::gate::Phase;
-use crate::web::{self, problems};
+use crate::web::problems;
 
 /// Without progress of the writer for longer than this the process is not healthy (DUR3).
 pub const STUCK_AFTER: Span = Span::from_secs(30);
@@ -117,15 +117,9 @@ pub(super) async fn problem_page(Path(code): Path<String>) -> Result<Response, F
         Fault::bad_request("The page could not be written.")
             .with_status(StatusCode::INTERNAL_SERVER_ERROR)
     })?;
-    let headers = [
-        (
-            CONTENT_TYPE,
-            HeaderValue::from_static("text/html; charset=utf-8"),
-        ),
-        (
-            CONTENT_SECURITY_POLICY,
-            HeaderValue::from_static(web::POLICY),
-        ),
-    ];
-    Ok((headers, page).into_response())
+    let kind = [(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/html; charset=utf-8"),
+    )];
+    Ok((kind, page).into_response())
 }

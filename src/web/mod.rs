@@ -10,8 +10,6 @@ use axum::routing::get;
 
 use crate::gate::Gate;
 
-pub(crate) use pages::POLICY;
-
 /// What pages read.
 #[derive(Clone, Debug)]
 pub struct WebState {

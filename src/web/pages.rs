@@ -29,7 +29,7 @@ const CLOSE_ROWS: usize = 8;
 const QUEUE_ROWS: usize = 12;
 
 /// Nothing from elsewhere, no script, no frame.
-pub(crate) const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
 #[derive(Template)]
 #[template(path = "overview.html")]

@@ -280,6 +280,7 @@ fn ports_agree() {
         ),
         ("deploy/kubernetes/service.yaml", &["port: {}\n"]),
         ("deploy/kubernetes/networkpolicy.yaml", &["port: {}\n"]),
+        ("deploy/kubernetes/servicemonitor.yaml", &[".svc:{}\n"]),
         ("deploy/proxy/nginx.conf", &["server 127.0.0.1:{};"]),
         (
             "deploy/proxy/envoy.yaml",
@@ -469,7 +470,10 @@ fn manifests_agree_with_each_other() {
         ("livenessProbe", "/healthz"),
         ("readinessProbe", "/readyz"),
     ] {
-        assert_eq!(container[probe]["httpGet"]["path"], path, "{probe}");
+        let asked = &container[probe]["httpGet"];
+        assert_eq!(asked["path"], path, "{probe}");
+        // The pod's address is no allowed host.
+        assert_eq!(asked["httpHeaders"][0]["value"], "localhost", "{probe}");
     }
     let security = &container["securityContext"];
     assert_eq!(security["readOnlyRootFilesystem"], true);
@@ -512,9 +516,7 @@ fn the_settings_of_the_pod_are_taken() {
     for variable in container["env"].as_array().unwrap() {
         let name = variable["name"].as_str().unwrap();
         if let Some(value) = variable["value"].as_str() {
-            let value = value
-                .replace("$(POD_IP)", "10.0.0.1")
-                .replace("$(POD_NAMESPACE)", "rollout");
+            let value = value.replace("$(POD_NAMESPACE)", "rollout");
             assert!(!value.contains("$("), "{name}: {value}");
             run.env(name, value);
             set += usize::from(name.starts_with("KVGATE_"));
