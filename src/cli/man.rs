@@ -77,9 +77,11 @@ fn write_command(command: &Command, out: &mut dyn Write) -> io::Result<()> {
     roff.to_writer(out)?;
     let mut options = Vec::new();
     Man::new(command.clone()).render_options_section(&mut options)?;
-    // The options belong to the command's own section.
-    let options = String::from_utf8_lossy(&options);
-    out.write_all(options.replacen(".SH OPTIONS\n", ".PP\n", 1).as_bytes())?;
+    // The options belong to the command's own section, and so do groups of them.
+    let options = String::from_utf8_lossy(&options)
+        .replace(".SH OPTIONS\n", ".PP\n")
+        .replace(".SH ", ".SS ");
+    out.write_all(options.as_bytes())?;
     if let Some(more) = command.get_after_help() {
         let mut roff = Roff::new();
         // Examples keep their lines.

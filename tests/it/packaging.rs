@@ -13,31 +13,48 @@ use tempfile::TempDir;
 
 use crate::support::process::{binary, command};
 
-/// Flags of the programs that files and their comments speak of.
+/// Flags of other programs that files and pages speak of, and those of access and of the run-time settings.
 const FLAGS_OF_OTHERS: &[&str] = &[
+    "--bench",
     "--bin",
     "--chown",
+    "--disable-radix-cache",
+    "--enable-session-radix-cache",
     "--from",
     "--from-file",
     "--head",
     "--interval",
+    "--job-name",
     "--locked",
     "--mount",
     "--nodes",
+    "--now",
     "--output",
-    "--job-name",
+    "--pipe",
+    "--port",
+    "--radix-eviction-policy",
     "--release",
+    "--reset-settings",
     "--retries",
     "--runtime-env",
     "--signal",
     "--start-period",
+    "--target",
     "--timeout",
+    "--token-file",
     "--version",
+    "--wait",
+    "--working-dir",
 ];
 
 /// Variables that are no settings of `kvgate serve`: of clients, commands and builds. The service may
 /// refuse what it does not know, so launch scripts name theirs otherwise.
-const VARIABLES_OF_OTHERS: &[&str] = &["KVGATE_REVISION", "KVGATE_TOKEN_FILE", "KVGATE_URL"];
+const VARIABLES_OF_OTHERS: &[&str] = &[
+    "KVGATE_REVISION",
+    "KVGATE_TOKEN",
+    "KVGATE_TOKEN_FILE",
+    "KVGATE_URL",
+];
 
 /// Codes of the README that a repeated start can mend; the rest needs somebody to look.
 const RETRIED: &[u8] = &[0, 1, 69, 74, 75];
@@ -116,7 +133,7 @@ fn help(arguments: &[&str]) -> String {
 #[test]
 fn every_flag_and_variable_is_one_of_the_program() {
     let mut known_flags: BTreeSet<String> = BTreeSet::new();
-    for arguments in [&["serve"][..], &["health"], &["store", "backup"]] {
+    for arguments in [&["serve"][..], &["demo"], &["health"], &["store", "backup"]] {
         known_flags.extend(flags(&help(arguments)));
     }
     let known_variables: BTreeSet<String> = Layer::NAMES
@@ -124,7 +141,13 @@ fn every_flag_and_variable_is_one_of_the_program() {
         .map(|name| format!("KVGATE_{}", name.to_uppercase()))
         .collect();
     let (mut named_flags, mut named_variables) = (BTreeSet::new(), BTreeSet::new());
-    for path in files() {
+    let pages = [
+        "docs/OPERATIONS.md",
+        "docs/integrations/cluster.md",
+        "docs/problems.md",
+    ];
+    let pages = pages.map(|page| root().join(page));
+    for path in files().into_iter().chain(pages) {
         let text = std::fs::read_to_string(&path).unwrap();
         for flag in flags(&text) {
             assert!(
