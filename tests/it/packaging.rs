@@ -709,6 +709,61 @@ fn a_slurm_job_goes_on_without_its_gate() {
     assert!(said.contains("goes on without it"), "{said}");
 }
 
+/// How the store that a script served was left.
+fn last_stop(work: &TempDir) -> String {
+    let data = work.path().join("data");
+    let look = output(command(&[
+        "store",
+        "inspect",
+        "--data",
+        data.to_str().unwrap(),
+    ]));
+    let look = String::from_utf8(look.stdout).unwrap();
+    let line = look.lines().find(|line| line.starts_with("last stop"));
+    line.unwrap().split_whitespace().last().unwrap().to_owned()
+}
+
+/// A job whose time is over tells its training, and closes the store in order.
+#[test]
+fn a_slurm_job_ends_in_order() {
+    let work = TempDir::new().unwrap();
+    let programs = stand_ins(&[HOSTNAME, ("srun", "exec \"$@\"")]);
+    let training = "sleep 60 & trap 'kill $!; echo told > told; exit 1' TERM; kill -TERM $PPID; wait";
+    let mut job = script(
+        "deploy/slurm/kvgate.sbatch",
+        &["sh", "-c", training],
+        &programs,
+        &work,
+    );
+    job.env("SLURM_JOB_ID", "4711");
+    let output = output(job);
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    assert!(work.path().join("told").exists(), "{output:?}");
+    assert_eq!(last_stop(&work), "orderly");
+}
+
+/// SIGTERM stops the gate in order, and Ray after it.
+#[test]
+fn a_head_node_ends_in_order() {
+    let work = TempDir::new().unwrap();
+    let note = format!("echo \"$@\" >> {}", work.path().join("ray").display());
+    // Tells the script to stop as soon as its gate is ready.
+    let gate = format!(
+        "if [ \"$1\" = serve ]; then\n\
+         ( until {program} health --ready --url \"http://127.0.0.1:$GATE_PORT\"; do sleep 0.1; done; kill -TERM $PPID ) &\n\
+         fi\nexec {program} \"$@\"",
+        program = binary().display()
+    );
+    let programs = stand_ins(&[HOSTNAME, ("ray", &note), ("gate", &gate)]);
+    let mut head = script("deploy/ray/start_head.sh", &[], &programs, &work);
+    head.env("GATE_BIN", programs.path().join("gate"));
+    let output = output(head);
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    let ray = std::fs::read_to_string(work.path().join("ray")).unwrap();
+    assert_eq!(ray, "start --head\nstop\n");
+    assert_eq!(last_stop(&work), "orderly");
+}
+
 /// What a repeated start cannot mend ends the script of the head node, and Ray with it.
 #[test]
 fn a_head_node_gives_up_on_a_wrong_setting() {
