@@ -1,6 +1,7 @@
 //! `kvgate health`: one question to a running service, so that a container without other programs
 //! can tell whether it is well.
 
+use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ pub(super) struct Asked {
         long,
         value_name = "URL",
         env = "KVGATE_URL",
+        hide_env_values = true,
         default_value = "http://127.0.0.1:7070"
     )]
     url: String,
@@ -42,7 +44,7 @@ pub(super) fn run(asked: &Asked) -> Result<ExitCode, Failure> {
     match told {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(why) => {
-            eprintln!("kvgate: {address}: {why}");
+            eprintln!("kvgate: {}: {why}", shown(address));
             Ok(ExitCode::FAILURE)
         }
     }
@@ -74,9 +76,26 @@ async fn ask(address: &Url, timeout: Duration) -> Result<(), String> {
         Ok(answer) if answer.status().is_success() => Ok(()),
         Ok(answer) => Err(format!("answered {}", answer.status())),
         Err(error) if error.is_timeout() => Err("no answer in time".to_owned()),
-        Err(error) if error.is_connect() => Err("nothing listens there".to_owned()),
-        Err(error) => Err(error.without_url().to_string()),
+        // A refused connection, or a certificate that is not trusted.
+        Err(error) => Err(format!("no answer: {}", cause(&error))),
     }
+}
+
+/// What lies below all that wraps it.
+fn cause(error: &dyn Error) -> String {
+    let mut lowest = error;
+    while let Some(below) = lowest.source() {
+        lowest = below;
+    }
+    lowest.to_string()
+}
+
+/// Without user and password.
+fn shown(mut address: Url) -> Url {
+    // Fails only where an address can have none.
+    let _ = address.set_username("");
+    let _ = address.set_password(None);
+    address
 }
 
 #[cfg(test)]
@@ -97,5 +116,7 @@ mod tests {
         for bad in ["", "gate:7070", "file:///etc", "http://"] {
             assert!(text(bad, false).is_err(), "{bad}");
         }
+        let secret = Url::parse("http://me:secret@127.0.0.1:7070/healthz").unwrap();
+        assert_eq!(shown(secret).as_str(), "http://127.0.0.1:7070/healthz");
     }
 }
