@@ -52,15 +52,15 @@ pub(super) fn run(asked: &Asked) -> Result<ExitCode, Failure> {
 
 /// The health address below a base address.
 fn address(base: &str, ready: bool) -> Result<Url, ConfigError> {
-    let path = if ready { "readyz" } else { "healthz" };
-    Url::parse(&format!("{}/{path}", base.trim_end_matches('/')))
+    let url = Url::parse(base)
         .ok()
-        .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
-        .ok_or_else(|| {
-            ConfigError::new(format!(
-                "url must be an http or https address, such as http://127.0.0.1:7070, not {base:?}"
-            ))
-        })
+        .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    let mut url = url.ok_or_else(|| {
+        ConfigError::new("url must be an http or https address, such as http://127.0.0.1:7070")
+    })?;
+    let path = if ready { "readyz" } else { "healthz" };
+    url.set_path(&format!("{}/{path}", url.path().trim_end_matches('/')));
+    Ok(url)
 }
 
 async fn ask(address: &Url, timeout: Duration) -> Result<(), String> {
