@@ -35,6 +35,10 @@ doc:
 demo *ARGS:
     cargo run --release -- demo {{ ARGS }}
 
+# what the tools of others say of the files in deploy/
+deploy:
+    python3 deploy/check.py
+
 # benchmarks; they print what they ran on
 bench *ARGS:
     cargo bench --workspace {{ ARGS }}

@@ -253,7 +253,7 @@ pub fn check(config: &Config) -> Result<Vec<Finding>, Failure> {
 }
 
 /// What every command that speaks to the network needs, and how many files it may open.
-fn prepare() -> Result<(Runtime, u64), Failure> {
+pub(crate) fn prepare() -> Result<(Runtime, u64), Failure> {
     // Fails only when a provider is installed already, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let descriptors = rlimit::increase_nofile_limit(DESCRIPTORS).or_else(|error| {

@@ -1,17 +1,20 @@
 //! Commands of the one binary.
 
+mod health;
+mod man;
 mod store;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::boot::{self, DemoOptions, Failure};
 use crate::check;
 use crate::config::{Config, Layer};
 use crate::telemetry;
 
+use self::health::Asked;
 use self::store::StoreCommand;
 
 /// Durable program-aware admission for SGLang fleets.
@@ -75,8 +78,15 @@ enum Command {
         #[command(subcommand)]
         command: StoreCommand,
     },
+    /// Ask a running service whether it is alive; for health checks of containers
+    Health {
+        #[command(flatten)]
+        asked: Asked,
+    },
     /// Print the OpenAPI document
     Openapi,
+    /// Print the manual page: `kvgate man > kvgate.1`
+    Man,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -161,6 +171,11 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             Ok(ExitCode::from(u8::from(mend)))
         }
         Command::Store { command } => store::run(command),
+        Command::Health { asked } => health::run(&asked),
+        Command::Man => {
+            man::write(Cli::command(), &mut std::io::stdout().lock()).map_err(Failure::other)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Openapi => {
             println!("{}", crate::http::openapi());
             Ok(ExitCode::SUCCESS)

@@ -7,10 +7,12 @@ use axum::response::{IntoResponse, Response};
 use kvgate_api::{Health, Problem, ProblemCode, Version};
 use kvgate_core::units::Span;
 
+use super::advice::{Advice, advice};
 use super::answer::json;
 use super::app::App;
-use super::problem::{self, Fault, advice, title};
+use super::problem::{self, Fault, title};
 use crate::gate::Phase;
+use crate::web::problems;
 
 /// Without progress of the writer for longer than this the process is not healthy (DUR3).
 pub const STUCK_AFTER: Span = Span::from_secs(30);
@@ -90,12 +92,25 @@ pub(super) async fn problem_page(Path(code): Path<String>) -> Result<Response, F
         .copied()
         .find(|known| known.as_str() == code)
         .ok_or_else(problem::not_found)?;
-    let (name, title, advice) = (code.as_str(), title(code), advice(code));
-    // The texts are our own and contain nothing that would need to be escaped but quotes.
-    let page = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>{title}</title></head>\n\
-         <body>\n<h1>{title}</h1>\n<p><code>{name}</code></p>\n<p>{advice}</p>\n</body>\n</html>\n"
-    );
+    let Advice {
+        happened,
+        client,
+        operator,
+    } = advice(code);
+    let status = Fault::new(code, "").status().as_u16();
+    let page = problems::page(
+        title(code),
+        code.as_str(),
+        status,
+        happened,
+        client,
+        operator,
+    )
+    .map_err(|error| {
+        tracing::error!(%error, "a page was not rendered");
+        Fault::bad_request("The page could not be written.")
+            .with_status(StatusCode::INTERNAL_SERVER_ERROR)
+    })?;
     let kind = [(
         CONTENT_TYPE,
         HeaderValue::from_static("text/html; charset=utf-8"),

@@ -4,6 +4,7 @@
 //! gate is ready everything but the calls of operation is answered `recovering` (DUR3). The stop
 //! order is: `Gate::begin_drain`, cancel the token of [`serve`] and wait for it, `Gate::close`.
 
+mod advice;
 mod answer;
 mod app;
 mod audit;
@@ -37,12 +38,13 @@ use axum::middleware::from_fn_with_state;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub use advice::{Advice, advice};
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
 pub use extract::Form;
 pub use health::STUCK_AFTER;
 pub use listener::{Endpoint, Listener};
 pub use openapi::openapi;
-pub use problem::{BEARER, Fault};
+pub use problem::{BEARER, Fault, title};
 pub use server::{Limits, serve};
 pub use tls::{Tls, TlsError, TlsFiles};
 

@@ -4,6 +4,7 @@ mod assets;
 mod format;
 mod login;
 mod pages;
+pub(crate) mod problems;
 
 use axum::Router;
 use axum::routing::{get, post};

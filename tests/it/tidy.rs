@@ -60,6 +60,7 @@ const ROOMS: &[(&str, &[&str], &str)] = &[
     ("prometheus_client", &["src/telemetry.rs", "src/telemetry/", "src/http/"], "metrics are made in the telemetry room"),
     ("askama", &["src/web/"], "templates belong to the web room"),
     ("clap", &["src/cli.rs", "src/cli/", "src/config.rs", "src/config/", "src/main.rs"], "hand on a checked configuration instead of arguments"),
+    ("clap_mangen", &["src/cli/"], "the manual page is a command"),
     ("toml", &["src/config.rs", "src/config/"], "hand on a checked configuration instead of a file"),
     ("anyhow", &["src/main.rs", "src/boot.rs", "src/boot/", "src/cli.rs", "src/cli/", "src/check.rs", "src/check/"], "one small `thiserror` enum per room, its source kept"),
     ("jiff", &["src/clock.rs", "src/http/", "src/web/", "src/demo/"], "inside, times are `kvgate_core::units::Timestamp`"),
