@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fleet;
+use crate::support::app::SOON;
 use crate::support::process::Kvgate;
 
 async fn settings(gate: &Kvgate) -> Value {
@@ -98,4 +99,38 @@ async fn set1_a_start_refuses_what_does_not_fit() {
         settings(&gate).await["program_admission"],
         json!({"value": false, "origin": "default"})
     );
+}
+
+/// Waits until there is a notice, or none.
+async fn until_told(gate: &Kvgate, wanted: bool) {
+    let told = async { while (gate.get("/v1/state").await["notices"] != json!([])) != wanted {} };
+    tokio::time::timeout(SOON, told)
+        .await
+        .expect("the notices never came to this");
+}
+
+/// SET4, CLO10: what closes come to is told while closes are on, which may begin and end at run time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn set4_notices_of_closes_follow_the_setting() {
+    let fleet = fleet().await;
+    let data = tempfile::tempdir().unwrap();
+    let mut gate = Kvgate::serve(data.path(), &["--router", &fleet.router_url()]);
+    until_told(&gate, false).await;
+    let lifecycle = |on: bool| json!({"session_lifecycle": on});
+    gate.patch("/v1/settings", &lifecycle(true)).await;
+    gate.wait_for_log("session closes at an engine");
+    until_told(&gate, true).await;
+    let closed = gate
+        .post("/v1/sessions/s/close?wait_s=20", &json!({}))
+        .await;
+    assert_eq!(
+        (closed.status, &closed.body["state"]),
+        (202, &json!("done"))
+    );
+    gate.patch("/v1/settings", &lifecycle(false)).await;
+    until_told(&gate, false).await;
+    let refused = gate.post("/v1/sessions/s/close", &json!({})).await;
+    assert_eq!(refused.body, json!({"state": "disabled"}));
+    gate.patch("/v1/settings", &lifecycle(true)).await;
+    gate.wait_for_log("session closes at an engine");
 }

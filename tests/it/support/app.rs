@@ -54,6 +54,8 @@ pub struct Builder {
     pub origins: Origins,
     /// The port speaks TLS.
     pub tls: Option<Arc<Tls>>,
+    /// The start returns what was set at run time to what is configured.
+    pub resets: bool,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
 }
@@ -102,6 +104,7 @@ impl Default for Builder {
             stuck_after: http::STUCK_AFTER,
             origins: Origins::default(),
             tls: None,
+            resets: false,
             ready: true,
         }
     }
@@ -219,7 +222,7 @@ impl Builder {
         let address = listener.port().unwrap();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
-            reset_settings: false,
+            reset_settings: self.resets,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: self
