@@ -19,6 +19,10 @@ use crate::fleet::discover;
 use crate::fleet::networks::{Network, Networks};
 use crate::fleet::poller::PollerConfig;
 use crate::fleet::secret::Secret;
+use crate::http::{Endpoint, TlsFiles};
+
+/// What a Unix socket begins with in a list of addresses.
+const UNIX_PREFIX: &str = "unix:";
 
 /// Prefix of environment names.
 const ENV_PREFIX: &str = "KVGATE_";
@@ -113,8 +117,9 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Address of API and dashboard; may be given more than once. Port 0 takes any free one
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Address of API and dashboard, or a Unix socket; may be given more than once. Port 0 takes any
+    /// free one
+    #[arg(long, value_name = "HOST:PORT|unix:PATH")]
     listen: Vec<String> = vec!["127.0.0.1:7070".to_owned()];
     /// Directory of the store
     #[arg(long, value_name = "DIR")]
@@ -190,6 +195,12 @@ settings! {
     /// File with the bearer key for aborts at the engines, where it is another than that of the engines
     #[arg(long, value_name = "FILE")]
     engine_admin_key_file: String = String::new();
+    /// File with the PEM certificate to serve TLS with, and those that lead to its root; needs --tls-key
+    #[arg(long, value_name = "FILE")]
+    tls_cert: String = String::new();
+    /// File with the PEM private key of --tls-cert
+    #[arg(long, value_name = "FILE")]
+    tls_key: String = String::new();
     /// Network that engines may be in, as CIDR; may be given more than once. Default: any but link-local
     #[arg(long, value_name = "CIDR")]
     engine_network: Vec<String> = Vec::new();
@@ -316,8 +327,10 @@ pub struct Shown {
 /// Everything `kvgate serve` runs with, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Addresses to listen on.
-    pub listen: Vec<SocketAddr>,
+    /// Where to listen.
+    pub listen: Vec<Endpoint>,
+    /// Certificate and key, where ports speak TLS.
+    pub tls: Option<TlsFiles>,
     /// Directory of the store.
     pub data: PathBuf,
     /// Settings of the gate.
@@ -357,7 +370,7 @@ impl Config {
 
     fn checked(merged: Merged) -> Result<Self, ConfigError> {
         let shown = merged.shown();
-        let listen = addresses(&merged.listen.0, merged.insecure_no_auth.0)?;
+        let listen = endpoints(&merged.listen.0, merged.insecure_no_auth.0)?;
         let policy = policy(&merged)?;
         let router = match merged.router.0.as_str() {
             "" => None,
@@ -391,6 +404,7 @@ impl Config {
         }
         Ok(Self {
             listen,
+            tls: tls(&merged.tls_cert.0, &merged.tls_key.0)?,
             data: PathBuf::from(&merged.data.0),
             fleet: FleetConfig {
                 has_router: router.is_some(),
@@ -524,26 +538,52 @@ fn span(name: &str, value: f64, above_zero: bool) -> Result<Span, ConfigError> {
     Ok(Span::from_millis(millis.max(u64::from(above_zero))))
 }
 
-fn addresses(listen: &[String], insecure: bool) -> Result<Vec<SocketAddr>, ConfigError> {
-    let mut addresses = Vec::new();
-    for text in listen {
-        let text = text.replacen("localhost:", "127.0.0.1:", 1);
-        let address: SocketAddr = text.parse().map_err(|_| {
-            refused(format!(
-                "listen must be HOST:PORT with an IP address, such as 127.0.0.1:7070 or [::1]:7070, not {text:?}"
-            ))
-        })?;
-        if !address.ip().is_loopback() && !insecure {
-            return Err(refused(format!(
-                "{address} is open to the network and there is no access control yet: listen on a loopback address, or say --insecure-no-auth"
-            )));
-        }
-        addresses.push(address);
-    }
-    if addresses.is_empty() {
+fn endpoints(listen: &[String], insecure: bool) -> Result<Vec<Endpoint>, ConfigError> {
+    let endpoints = listen
+        .iter()
+        .map(|text| match text.strip_prefix(UNIX_PREFIX) {
+            Some("") => Err(refused(
+                "listen must name a path after unix:, such as unix:/run/kvgate/gate.sock",
+            )),
+            Some(path) => Ok(Endpoint::Unix(PathBuf::from(path))),
+            None => address(text, insecure).map(Endpoint::Tcp),
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    if endpoints.is_empty() {
         return Err(refused("listen must name at least one address"));
     }
-    Ok(addresses)
+    Ok(endpoints)
+}
+
+fn address(text: &str, insecure: bool) -> Result<SocketAddr, ConfigError> {
+    let text = text.replacen("localhost:", "127.0.0.1:", 1);
+    let address: SocketAddr = text.parse().map_err(|_| {
+        refused(format!(
+            "listen must be HOST:PORT with an IP address, such as 127.0.0.1:7070 or [::1]:7070, or unix:PATH, not {text:?}"
+        ))
+    })?;
+    if !address.ip().is_loopback() && !insecure {
+        return Err(refused(format!(
+            "{address} is open to the network and there is no access control yet: listen on a loopback address, or say --insecure-no-auth"
+        )));
+    }
+    Ok(address)
+}
+
+fn tls(certificate: &str, key: &str) -> Result<Option<TlsFiles>, ConfigError> {
+    match (certificate, key) {
+        ("", "") => Ok(None),
+        (_, "") => Err(refused(
+            "tls_cert needs tls_key, the file with its private key",
+        )),
+        ("", _) => Err(refused(
+            "tls_key needs tls_cert, the file with its certificate",
+        )),
+        (certificate, key) => Ok(Some(TlsFiles {
+            certificate: PathBuf::from(certificate),
+            key: PathBuf::from(key),
+        })),
+    }
 }
 
 fn router_url(text: &str) -> Result<Url, ConfigError> {
@@ -756,6 +796,9 @@ mod tests {
             ("engine_network = [\"10.0.0.0/99\"]", "engine_network"),
             ("listen = [\"7070\"]", "listen"),
             ("listen = []", "listen"),
+            ("listen = [\"unix:\"]", "path after unix:"),
+            ("tls_cert = \"cert.pem\"", "needs tls_key"),
+            ("tls_key = \"key.pem\"", "needs tls_cert"),
             ("listen = [\"0.0.0.0:7070\"]", "insecure-no-auth"),
             ("log_format = \"xml\"", "log_format"),
             ("router_key_file = \"does-not-exist\"", "router_key_file"),
@@ -841,5 +884,28 @@ mod tests {
             ..Layer::default()
         };
         assert_eq!(load(flags, &[], "").unwrap().listen.len(), 2);
+    }
+
+    #[test]
+    fn addresses_and_certificates() {
+        let env = [
+            ("KVGATE_LISTEN", "localhost:7070,unix:run/gate.sock"),
+            ("KVGATE_TLS_CERT", "cert.pem"),
+            ("KVGATE_TLS_KEY", "key.pem"),
+        ];
+        let config = load(Layer::default(), &env, "").unwrap();
+        assert_eq!(
+            config.listen,
+            [
+                Endpoint::Tcp(([127, 0, 0, 1], 7070).into()),
+                Endpoint::Unix("run/gate.sock".into()),
+            ]
+        );
+        let files = TlsFiles {
+            certificate: "cert.pem".into(),
+            key: "key.pem".into(),
+        };
+        assert_eq!(config.tls, Some(files));
+        assert_eq!(load(Layer::default(), &[], "").unwrap().tls, None);
     }
 }

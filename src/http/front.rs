@@ -18,6 +18,7 @@ use tracing::Instrument;
 use super::answer::HeldOpen;
 use super::app::{App, RequestId};
 use super::extract::query_pairs;
+use super::listener::Scheme;
 use super::problem::{self, Fault};
 use crate::access::Caller;
 use crate::gate::Phase;
@@ -126,6 +127,16 @@ pub(super) fn refusal(app: &App, head: &[u8]) -> Vec<u8> {
         StatusCode::URI_TOO_LONG => "The address is too long.",
         _ => "This is not a request of HTTP/1.1.",
     };
+    refused(app, status, detail)
+}
+
+/// The whole answer to a client that asks in the clear where TLS is spoken.
+pub(super) fn plain_on_tls(app: &App) -> Vec<u8> {
+    let detail = "This port speaks TLS: use an address that begins with https://.";
+    refused(app, StatusCode::BAD_REQUEST, detail)
+}
+
+fn refused(app: &App, status: StatusCode, detail: &'static str) -> Vec<u8> {
     app.metrics().answered(UNMATCHED, "", status.as_u16(), None);
     let id = app.next_request_id();
     let fault = Fault::bad_request(detail).with_status(status);
@@ -239,9 +250,11 @@ fn refuse_cross_site(app: &App, request: &Request, host: Option<&Authority>) -> 
     }
     let headers = request.headers();
     let origins = headers.get_all(ORIGIN).iter();
+    let scheme = request.extensions().get::<Scheme>();
+    let scheme = scheme.copied().unwrap_or(Scheme::Http);
     let same_origin = origins
         .map(|origin| origin.to_str().unwrap_or_default())
-        .all(|origin| is_own_origin(app, origin, host));
+        .all(|origin| is_own_origin(app, origin, scheme, host));
     let same_site = headers
         .get_all(SEC_FETCH_SITE)
         .iter()
@@ -262,14 +275,15 @@ fn refuse_cross_site(app: &App, request: &Request, host: Option<&Authority>) -> 
 }
 
 /// The origin of this very address, or that of another allowed name at the bound port.
-fn is_own_origin(app: &App, origin: &str, host: Option<&Authority>) -> bool {
+fn is_own_origin(app: &App, origin: &str, scheme: Scheme, host: Option<&Authority>) -> bool {
     let Some(origin) = origin
-        .strip_prefix("http://")
+        .strip_prefix(scheme.as_str())
+        .and_then(|rest| rest.strip_prefix("://"))
         .and_then(|origin| origin.parse::<Authority>().ok())
     else {
         return false;
     };
-    let port = |authority: &Authority| authority.port_u16().unwrap_or(80);
+    let port = |authority: &Authority| authority.port_u16().unwrap_or(scheme.port());
     let same = |host: &Authority| {
         host.host().eq_ignore_ascii_case(origin.host()) && port(host) == port(&origin)
     };

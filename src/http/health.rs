@@ -23,22 +23,16 @@ pub const STUCK_AFTER: Span = Span::from_secs(30);
     responses((status = 200, description = "Alive", body = Health))
 )]
 pub(super) async fn healthz(State(app): State<App>) -> Result<Response, Fault> {
-    let gate = app.gate();
-    let status = match gate.phase() {
+    if app.is_stuck() {
+        return Err(Fault::new(
+            ProblemCode::StoreUnavailable,
+            "The writer makes no progress: the disk does not answer.",
+        ));
+    }
+    let status = match app.gate().phase() {
         Phase::Starting => "starting",
         Phase::Unavailable => "recovering",
-        Phase::Ready | Phase::Draining => {
-            let stuck = gate.line().is_some_and(|line| {
-                line.now().since(gate.stats().last_turn()) > app.config().stuck_after
-            });
-            if stuck {
-                return Err(Fault::new(
-                    ProblemCode::StoreUnavailable,
-                    "The writer makes no progress: the disk does not answer.",
-                ));
-            }
-            "ok"
-        }
+        Phase::Ready | Phase::Draining => "ok",
     };
     Ok(json(StatusCode::OK, &health(status)))
 }

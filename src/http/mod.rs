@@ -16,6 +16,7 @@ mod front;
 mod health;
 mod history;
 mod leases;
+mod listener;
 mod lists;
 mod metrics;
 mod openapi;
@@ -23,8 +24,10 @@ mod problem;
 mod report;
 mod server;
 mod sessions;
+mod shares;
 mod status;
 mod tickets;
+mod tls;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
@@ -33,9 +36,11 @@ use utoipa_axum::routes;
 
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
 pub use health::STUCK_AFTER;
+pub use listener::{Endpoint, Listener, Scheme};
 pub use openapi::openapi;
 pub use problem::Fault;
-pub use server::{Limits, Listener, serve};
+pub use server::{Limits, serve};
+pub use tls::{Tls, TlsError, TlsFiles};
 
 /// The API, and `pages` of other rooms beside it, behind the same front.
 pub fn router(app: App, pages: Router) -> Router {

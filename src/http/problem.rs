@@ -197,6 +197,14 @@ pub(super) fn too_many_closes() -> Fault {
     )
 }
 
+/// Bodies that are on their way fill what is kept for them.
+pub(super) fn too_many_bodies() -> Fault {
+    Fault::new(
+        ProblemCode::Overloaded,
+        "Too many large bodies are on their way. Nothing was changed: go on without a lease, or send it again later.",
+    )
+}
+
 /// CLO8: a close that comes late would hit a newer use of the session.
 pub(super) fn close_superseded() -> Fault {
     Fault::new(

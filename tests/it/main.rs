@@ -34,3 +34,5 @@ mod session_kv;
 mod store;
 mod support;
 mod tidy;
+mod tls;
+mod transport;

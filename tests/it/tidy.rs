@@ -49,6 +49,8 @@ const ROOMS: &[(&str, &[&str], &str)] = &[
     ("http_body", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("http_body_util", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("tower", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
+    ("tokio_rustls", &["src/http/"], "TLS of the service belongs to its listeners"),
+    ("sd_notify", &["src/supervisor.rs"], "the supervisor is told in one place"),
     ("utoipa", &["src/http/", "src/web/", "crates/api/"], "schemas belong to the wire types"),
     ("utoipa_axum", &["src/http/", "src/web/"], "routes belong to the HTTP room"),
     ("reqwest", &["src/fleet/", "src/demo/", "src/cli.rs", "src/cli/", "src/check.rs", "src/check/", "clients/rust/src/wire.rs", "clients/rust/src/config.rs"], "readings belong to the fleet room, calls of the client to its wire"),

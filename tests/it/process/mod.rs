@@ -7,6 +7,7 @@ mod commands;
 mod full_disk;
 mod history;
 mod kill;
+mod listen;
 mod order;
 mod stop;
 mod store;

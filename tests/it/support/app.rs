@@ -9,7 +9,9 @@ use std::time::Duration;
 use kvgate::clock::Clock;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::history::History;
-use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
+use kvgate::http::{
+    self, App, Endpoint, FleetDetails, HttpConfig, Limits, Listener, ShellNotice, Tls,
+};
 use kvgate::store;
 use kvgate::web::{self, WebState};
 use kvgate_core::capacity::FleetConfig;
@@ -43,6 +45,8 @@ pub struct Builder {
     pub allowed_hosts: Vec<String>,
     /// Without progress of the writer for longer, `/healthz` fails.
     pub stuck_after: Span,
+    /// The port speaks TLS.
+    pub tls: Option<Arc<Tls>>,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
 }
@@ -87,6 +91,7 @@ impl Default for Builder {
             limits: Limits::default(),
             allowed_hosts: Vec::new(),
             stuck_after: http::STUCK_AFTER,
+            tls: None,
             ready: true,
         }
     }
@@ -187,8 +192,9 @@ impl Builder {
     {
         // Every client of the process shares one provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-        let address = listener.address();
+        let endpoint = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
+        let listener = Listener::bind(&endpoint).unwrap().with_tls(self.tls);
+        let address = listener.port().unwrap();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
             fleet: FleetConfig {
@@ -222,7 +228,7 @@ impl Builder {
         let stop = CancellationToken::new();
         let router = http::router(app.clone(), web::routes(WebState { gate: gate.clone() }));
         let server = tokio::spawn(http::serve(
-            listener,
+            vec![listener],
             app,
             router,
             self.limits,
