@@ -38,6 +38,7 @@ use crate::http::{
     self, App, Endpoint, FleetDetails, HttpConfig, Limits, Listener, ShellNotice, Tls, TlsFiles,
 };
 use crate::store::{self, CopyError, OfflineError, OpenError};
+use crate::supervisor;
 use crate::support::Support;
 use crate::telemetry;
 use crate::web::{self, WebState};
@@ -292,12 +293,13 @@ impl Service {
         let servers = TaskTracker::new();
         servers.spawn(http::serve(
             listeners,
-            app,
+            app.clone(),
             routes,
             limits(descriptors),
             stop.clone(),
         ));
         servers.close();
+        tokio::spawn(supervisor::attend(app));
         if let Some(tls) = tls {
             tokio::spawn(reload_at_hangup(tls, Signals::hangup()?));
         }
@@ -345,6 +347,7 @@ impl Service {
     async fn drain(self) {
         tracing::info!("draining: waiting callers are told to come back");
         self.gate.begin_drain();
+        supervisor::stopping();
         self.stop.cancel();
         tokio::join!(self.servers.wait(), self.closer.stop());
         self.poller.abort();

@@ -11,6 +11,7 @@ mod listen;
 mod order;
 mod stop;
 mod store;
+mod supervised;
 mod torture;
 
 pub use callers::Draw;
