@@ -29,9 +29,12 @@
 //! | M08 | one engine without metrics, one with a key | [`metrics`], `fleet_http::cap2_*` |
 //! | P01 | one series for each session | [`metrics`] |
 //! | P02 | counter names that end in `_total_total` | [`metrics`], with a linter: `tests/prometheus` |
+//! | X04 | an engine's address leads somewhere else | [`attacks`], `fleet_http::cap1_*`, `closer::clo5_redirects_are_not_followed`, bombs: `process::floods` |
+//! | X05 | slow heads hold all connections | [`attacks`], `api_security::slow_heads_and_idle_connections_are_closed`, over TLS `tls::handshakes_*` |
 //!
 //! [`pause`] holds what the cases do not tell: a process that was stopped for a while (TIM3).
 
+mod attacks;
 mod closes;
 mod metrics;
 mod pause;

@@ -4,6 +4,7 @@ mod burst;
 mod callers;
 mod closes;
 mod commands;
+mod floods;
 mod full_disk;
 mod history;
 mod kill;
