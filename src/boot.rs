@@ -228,13 +228,16 @@ pub fn check(config: &Config) -> Result<Vec<Finding>, Failure> {
 fn prepare() -> Result<(Runtime, u64), Failure> {
     // Fails only when a provider is installed already, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let descriptors = rlimit::increase_nofile_limit(DESCRIPTORS)
-        .map_err(|error| Failure::Io(format!("the limit of open files cannot be read: {error}")))?;
+    let descriptors = rlimit::increase_nofile_limit(DESCRIPTORS).or_else(|error| {
+        tracing::warn!(%error, "the limit of file descriptors cannot be raised");
+        rlimit::Resource::NOFILE.get_soft()
+    });
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(Failure::other)?;
-    Ok((runtime, descriptors))
+    // A system that tells no limit has none that is known.
+    Ok((runtime, descriptors.unwrap_or(DESCRIPTORS)))
 }
 
 /// A running coordinator.

@@ -140,6 +140,7 @@ async fn read_body(request: Request, bound: usize) -> Result<Bytes, Fault> {
 
 async fn collect(body: &mut Body, bound: usize, room: &mut Room) -> Result<Bytes, Fault> {
     let mut kept = Vec::new();
+    let mut refused = None;
     let mut read = 0_usize;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| {
@@ -152,17 +153,23 @@ async fn collect(body: &mut Body, bound: usize, room: &mut Room) -> Result<Bytes
             continue;
         };
         read = read.saturating_add(data.len());
-        if read <= bound {
-            room.grow_to(read)?;
-            kept.extend_from_slice(&data);
+        if read <= bound && refused.is_none() {
+            match room.grow_to(read) {
+                Ok(()) => kept.extend_from_slice(&data),
+                Err(fault) => {
+                    refused = Some(fault);
+                    kept = Vec::new();
+                    room.taken = None;
+                }
+            }
         } else if read > bound.saturating_add(OVERRUN_MAX) {
             break;
         }
     }
-    if read > bound {
-        Err(too_large(bound))
-    } else {
-        Ok(kept.into())
+    match refused {
+        _ if read > bound => Err(too_large(bound)),
+        Some(fault) => Err(fault),
+        None => Ok(kept.into()),
     }
 }
 

@@ -134,10 +134,11 @@ async fn stalled_senders_and_readers_fill_no_memory() {
         let mut stream = TcpStream::connect(gate.address()).await.unwrap();
         let head = "POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4194304\r\n\r\n";
         stream.write_all(head.as_bytes()).await.unwrap();
-        // Those for whom there is no room are answered, and may be closed before all is sent.
-        let _ = stream.write_all(&body).await;
+        stream.write_all(&body).await.unwrap();
         senders.push(stream);
     }
+    // One for whom there is no room is told when it has sent all.
+    senders[99].write_all(b" ").await.unwrap();
     let mut refused = vec![0; 12];
     senders[99].read_exact(&mut refused).await.unwrap();
     assert_eq!(refused, b"HTTP/1.1 503");
