@@ -150,12 +150,6 @@ impl Tracker {
         self.with(|state| state.answer)
     }
 
-    /// Tells the connection to end, whatever it does.
-    pub(super) fn cut(&self) {
-        let (stage, since) = self.with(|state| (state.stage, state.since));
-        self.shed(stage, since);
-    }
-
     fn bytes_read(&self) {
         self.with(|state| {
             if state.stage == Stage::Silent {
@@ -188,8 +182,11 @@ impl Tracker {
             }
             state.body_ended = false;
             state.answered = true;
-            state.answer = None;
-            state.go(Stage::Silent);
+            // A request that was sent ahead may be served already.
+            if state.stage == Stage::Writing {
+                state.answer = None;
+                state.go(Stage::Silent);
+            }
             std::mem::take(&mut state.due)
         });
         for receipt in due {

@@ -208,27 +208,22 @@ impl Server {
     /// Each answer is kept until its reader took it, so many slow readers of large ones would fill the
     /// memory. Who takes longest is cut first.
     fn cut_slow_readers(&self, trackers: &[Arc<Tracker>]) {
-        let mut writing: Vec<_> = trackers
-            .iter()
-            .filter_map(|tracker| {
-                tracker
-                    .answer()
-                    .map(|(since, bytes)| (since, bytes, tracker))
-            })
-            .collect();
-        let mut bytes = writing
-            .iter()
-            .fold(0_u64, |sum, (_, bytes, _)| sum.saturating_add(*bytes));
-        if bytes <= self.limits.answer_bytes {
-            return;
+        let mut writing = Vec::new();
+        let mut bytes = 0_u64;
+        for tracker in trackers {
+            let (stage, since, _) = tracker.stage();
+            if let Some((began, size)) = tracker.answer() {
+                bytes = bytes.saturating_add(size);
+                writing.push((began, size, stage, since, tracker));
+            }
         }
-        writing.sort_unstable_by_key(|(since, ..)| *since);
-        for (_, freed, tracker) in writing {
+        writing.sort_unstable_by_key(|(began, ..)| *began);
+        for (_, size, stage, since, tracker) in writing {
             if bytes <= self.limits.answer_bytes {
                 break;
             }
-            tracker.cut();
-            bytes = bytes.saturating_sub(freed);
+            tracker.shed(stage, since);
+            bytes = bytes.saturating_sub(size);
         }
     }
 
@@ -403,19 +398,19 @@ impl Open {
                 .values()
                 .filter_map(|tracker| {
                     let (stage, since, _) = tracker.stage();
-                    let (slow, since) = match stage {
+                    let (slow, began) = match stage {
                         Stage::Silent | Stage::Head | Stage::Body => (false, since),
                         Stage::Writing => (true, tracker.answer()?.0),
                         Stage::Busy => return None,
                     };
-                    let is_due = !slow || now.duration_since(since) >= patience;
-                    is_due.then_some((slow, since, tracker))
+                    let is_due = !slow || now.duration_since(began) >= patience;
+                    is_due.then_some((slow, began, stage, since, tracker))
                 })
-                .min_by_key(|(slow, since, _)| (*slow, *since))
-                .map(|(.., tracker)| Arc::clone(tracker))
+                .min_by_key(|(slow, began, ..)| (*slow, *began))
+                .map(|(_, _, stage, since, tracker)| (stage, since, Arc::clone(tracker)))
         });
-        if let Some(tracker) = &oldest {
-            tracker.cut();
+        if let Some((stage, since, tracker)) = &oldest {
+            tracker.shed(*stage, *since);
         }
         oldest.is_some()
     }

@@ -87,7 +87,8 @@ async fn bodies_that_are_no_bodies() {
     ] {
         let request = format!("{}{body}", post("/v1/leases", headers));
         let bytes = sent(&app, request.as_bytes()).await;
-        if !bytes.is_empty() {
+        // Of a long one the rest is on its way when the connection ends, which may cut the answer.
+        if body.len() < 10_000 || !bytes.is_empty() {
             let answer = parse_raw(&bytes);
             assert_eq!(answer.status, 400, "{headers}{body:.60}: {}", answer.text);
         }
