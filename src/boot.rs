@@ -382,13 +382,17 @@ fn load_tls(files: TlsFiles) -> Result<Arc<Tls>, Failure> {
     Ok(Arc::new(tls))
 }
 
-/// Certificates are renewed while the service runs.
 async fn reload_at_hangup(tls: Arc<Tls>, mut hangup: Signal) {
     while hangup.recv().await.is_some() {
-        match tls.reload() {
-            Ok(()) => tracing::info!("the certificate was read again"),
-            Err(error) => tracing::error!(%error, "the certificate stays as it was"),
-        }
+        reload(&tls);
+    }
+}
+
+/// Certificates are renewed while the service runs.
+fn reload(tls: &Tls) {
+    match tls.reload() {
+        Ok(()) => tracing::info!("the certificate was read again"),
+        Err(error) => tracing::error!(%error, "the certificate stays as it was"),
     }
 }
 

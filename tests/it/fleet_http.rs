@@ -378,6 +378,22 @@ async fn cap2_bodies_are_bounded() {
         read_once(&engine).await.reading.unwrap().source,
         Source::Metrics
     );
+    for info in [Reply::Endless, Reply::Gzip(GZIP_33_MIB)] {
+        let engine = Fake::start(&[("/metrics", ok(GAUGES)), ("/server_info", info)]).await;
+        let outcome = read_once(&engine).await;
+        assert!(outcome.reading.is_ok() && outcome.details.server.is_none());
+    }
+    for (path, list) in [
+        ("/workers", Reply::Endless),
+        ("/workers", Reply::Gzip(GZIP_33_MIB)),
+        ("/list_workers", Reply::Endless),
+        ("/list_workers", Reply::Gzip(GZIP_33_MIB)),
+    ] {
+        let router = Fake::start(&[(path, list)]).await;
+        let (found, _) = round(&mut poller(behind(&router))).await;
+        let unreadable = RouterAnswer::Failed(RouterFailure::Unreadable);
+        assert_eq!(found.router, Some(unreadable), "{path}");
+    }
 }
 
 /// CAP2: an engine that hangs is a time-out, whatever path hangs; one that is not there is refused.
