@@ -10,7 +10,7 @@ use super::act::{self, Ids};
 use super::client::{Client, Service};
 use super::list::{self, Shown, given};
 use super::table::{NOTHING, Side, grouped, text};
-use super::{Ended, outcome, word};
+use super::{Ended, READ_HELP, outcome, word};
 
 /// The command; without a part it lists.
 #[derive(Args, Debug)]
@@ -25,6 +25,7 @@ pub(super) struct Closes {
 #[derive(Subcommand, Debug)]
 enum Part {
     /// List the closes that are remembered, newest first (what `kvgate closes` does as well)
+    #[command(after_help = READ_HELP)]
     List(List),
     /// Send closes once more to the engines where they failed
     #[command(

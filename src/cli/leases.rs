@@ -10,7 +10,7 @@ use super::act::{self, Ids};
 use super::client::{Client, Service};
 use super::list::{self, Filters, Shown};
 use super::table::{Side, duration, grouped, text};
-use super::{Ended, outcome};
+use super::{Ended, READ_HELP, outcome};
 
 /// The command; without a part it lists.
 #[derive(Args, Debug)]
@@ -25,6 +25,7 @@ pub(super) struct Leases {
 #[derive(Subcommand, Debug)]
 enum Part {
     /// List the held leases, in the order of their grants (what `kvgate leases` does as well)
+    #[command(after_help = READ_HELP)]
     List(List),
     /// End leases at once: their tokens are free for others, and what runs is not touched
     #[command(

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::client::{CallError, Client, Service, typed};
 use super::list::{self, Shown};
 use super::table::{Side, table, text};
-use super::{Ended, Output, out};
+use super::{Ended, Output, READ_HELP, out};
 
 /// The command; without a part it shows.
 #[derive(Args, Debug)]
@@ -24,6 +24,7 @@ pub(super) struct Settings {
 #[derive(Subcommand, Debug)]
 enum Part {
     /// Show the settings with their origin (what `kvgate settings` does as well)
+    #[command(after_help = READ_HELP)]
     Show(Show),
     /// Change settings, durably: they win over flags, environment and file until they are reset
     #[command(

@@ -7,7 +7,7 @@ use super::client::{Client, Service, typed};
 use super::list::{self, Shown, given};
 use super::out::{self, DIM, plain, styled};
 use super::table::{NOTHING, Side, duration, grouped, percent, table, text};
-use super::{Ended, Output};
+use super::{Ended, Output, READ_HELP};
 
 /// The command; without a part it lists.
 #[derive(Args, Debug)]
@@ -22,8 +22,10 @@ pub(super) struct Steps {
 #[derive(Subcommand, Debug)]
 enum Part {
     /// List the step reports, newest first (what `kvgate steps` does as well)
+    #[command(after_help = READ_HELP)]
     List(List),
     /// Look at the window that goes on, without taking its report
+    #[command(after_help = READ_HELP)]
     Current(Current),
 }
 

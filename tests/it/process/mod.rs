@@ -1,7 +1,9 @@
 //! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
 
+mod asking;
 mod burst;
 mod callers;
+mod check;
 mod closes;
 mod commands;
 mod full_disk;
