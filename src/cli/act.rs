@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::client::{CallError, Client, RefusedCall};
 use super::out::{self, plain};
-use super::table::{Side, table};
+use super::table::{Kind, table};
 use super::{Ended, Output};
 
 /// Ids that one command takes: more are a slip, and each is a call of its own.
@@ -91,9 +91,9 @@ pub(super) fn each(
         Output::Json => out::print_json(&values)?,
         Output::Table => {
             let columns = [
-                (name, Side::Left),
-                ("outcome", Side::Left),
-                ("", Side::Left),
+                (name.trim_end_matches("_id"), Kind::Text),
+                ("outcome", Kind::Word),
+                ("", Kind::Text),
             ];
             out::print(&table(&columns, rows))?;
         }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::act::{self, Ids};
 use super::client::{Client, Service};
 use super::list::{self, Shown, given};
-use super::table::{NOTHING, Side, grouped, text};
+use super::table::{Kind, NOTHING, grouped, text};
 use super::{Ended, READ_HELP, outcome, word};
 
 /// The command; without a part it lists.
@@ -59,13 +59,13 @@ struct List {
     service: Service,
 }
 
-const COLUMNS: &[(&str, Side)] = &[
-    ("close", Side::Left),
-    ("session", Side::Left),
-    ("state", Side::Left),
-    ("requested at", Side::Left),
-    ("engines", Side::Left),
-    ("trouble", Side::Left),
+const COLUMNS: &[(&str, Kind)] = &[
+    ("close", Kind::Word),
+    ("session", Kind::Text),
+    ("state", Kind::Word),
+    ("requested at", Kind::Word),
+    ("engines", Kind::Text),
+    ("trouble", Kind::Text),
 ];
 
 /// Runs one part.

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::act::{self, Ids};
 use super::client::{Client, Service};
 use super::list::{self, Filters, Shown};
-use super::table::{Side, duration, grouped, text};
+use super::table::{Kind, duration, grouped, text};
 use super::{Ended, READ_HELP, outcome};
 
 /// The command; without a part it lists.
@@ -52,14 +52,14 @@ struct List {
     service: Service,
 }
 
-const COLUMNS: &[(&str, Side)] = &[
-    ("lease", Side::Left),
-    ("ticket", Side::Left),
-    ("session", Side::Left),
-    ("tokens", Side::Right),
-    ("granted at", Side::Left),
-    ("expires in", Side::Right),
-    ("client", Side::Left),
+const COLUMNS: &[(&str, Kind)] = &[
+    ("lease", Kind::Word),
+    ("ticket", Kind::Text),
+    ("session", Kind::Text),
+    ("tokens", Kind::Number),
+    ("granted at", Kind::Word),
+    ("expires in", Kind::Number),
+    ("client", Kind::Text),
 ];
 
 /// Runs one part.

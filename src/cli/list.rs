@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::client::{CallError, Client, typed};
-use super::table::{Side, grouped, table};
+use super::table::{Kind, grouped, table};
 use super::{Ended, Output, out};
 
 /// Rows of a page that a service gives at most.
@@ -72,7 +72,7 @@ pub(super) fn show<T: DeserializeOwned>(
     path: &[&str],
     query: &[(&str, &str)],
     shown: &Shown,
-    columns: &[(&str, Side)],
+    columns: &[(&str, Kind)],
     row: impl Fn(&T) -> Vec<String>,
 ) -> Result<(), Ended> {
     let listing = read(client, path, query, shown)?;

@@ -5,7 +5,7 @@ use kvgate_api::Waiter;
 
 use super::client::{Client, Service};
 use super::list::{self, Filters, Shown};
-use super::table::{Side, duration, grouped, text};
+use super::table::{Kind, duration, grouped, text};
 use super::{Ended, word};
 
 /// Options of the command.
@@ -19,14 +19,14 @@ pub(super) struct Queue {
     service: Service,
 }
 
-const COLUMNS: &[(&str, Side)] = &[
-    ("position", Side::Right),
-    ("ticket", Side::Left),
-    ("session", Side::Left),
-    ("tokens", Side::Right),
-    ("age", Side::Right),
-    ("bypass in", Side::Right),
-    ("reason", Side::Left),
+const COLUMNS: &[(&str, Kind)] = &[
+    ("position", Kind::Number),
+    ("ticket", Kind::Text),
+    ("session", Kind::Text),
+    ("tokens", Kind::Number),
+    ("age", Kind::Number),
+    ("bypass in", Kind::Number),
+    ("reason", Kind::Word),
 ];
 
 /// Shows the waiters.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::client::{CallError, Client, Service, typed};
 use super::list::{self, Shown};
-use super::table::{Side, table, text};
+use super::table::{Kind, table, text};
 use super::{Ended, Output, READ_HELP, out};
 
 /// The command; without a part it shows.
@@ -120,9 +120,9 @@ pub(super) fn run(settings: Settings) -> Result<(), Ended> {
     }
     let rows = rows(&body)?;
     let columns = [
-        ("setting", Side::Left),
-        ("value", Side::Left),
-        ("origin", Side::Left),
+        ("setting", Kind::Word),
+        ("value", Kind::Text),
+        ("origin", Kind::Word),
     ];
     Ok(out::print(&table(&columns, rows))?)
 }
@@ -171,11 +171,11 @@ struct Entry {
     detail: Value,
 }
 
-const AUDIT_COLUMNS: &[(&str, Side)] = &[
-    ("at", Side::Left),
-    ("who", Side::Left),
-    ("action", Side::Left),
-    ("detail", Side::Left),
+const AUDIT_COLUMNS: &[(&str, Kind)] = &[
+    ("at", Kind::Word),
+    ("who", Kind::Text),
+    ("action", Kind::Word),
+    ("detail", Kind::Text),
 ];
 
 /// Shows what operators did.

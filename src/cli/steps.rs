@@ -6,7 +6,7 @@ use kvgate_api::StepReport;
 use super::client::{Client, Service, typed};
 use super::list::{self, Shown, given};
 use super::out::{self, DIM, plain, styled};
-use super::table::{NOTHING, Side, duration, grouped, percent, table, text};
+use super::table::{Kind, NOTHING, duration, grouped, percent, table, text};
 use super::{Ended, Output, READ_HELP};
 
 /// The command; without a part it lists.
@@ -52,17 +52,17 @@ struct Current {
     service: Service,
 }
 
-const COLUMNS: &[(&str, Side)] = &[
-    ("run", Side::Left),
-    ("step", Side::Right),
-    ("until", Side::Left),
-    ("admit", Side::Right),
-    ("wait", Side::Right),
-    ("bypass", Side::Right),
-    ("mean wait", Side::Right),
-    ("reserved", Side::Right),
-    ("expired", Side::Right),
-    ("closes failed", Side::Right),
+const COLUMNS: &[(&str, Kind)] = &[
+    ("run", Kind::Text),
+    ("step", Kind::Number),
+    ("until", Kind::Word),
+    ("admit", Kind::Number),
+    ("wait", Kind::Number),
+    ("bypass", Kind::Number),
+    ("mean wait", Kind::Number),
+    ("reserved", Kind::Number),
+    ("expired", Kind::Number),
+    ("closes failed", Kind::Number),
 ];
 
 /// Runs one part.
@@ -120,7 +120,7 @@ fn current(asked: &Current) -> Result<(), Ended> {
         .map(|(key, value)| vec![plain(key).into_owned(), value.to_string()])
         .collect();
     let window = format!("from {} to {}", plain(&report.from), plain(&report.to));
-    let columns = [("key", Side::Left), ("value", Side::Right)];
+    let columns = [("key", Kind::Text), ("value", Kind::Number)];
     Ok(out::print(&format!(
         "{}\n{}",
         styled(DIM, &window),

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use terminal_size::{Width, terminal_size_of};
 
 use super::out::{self, HEAD};
@@ -11,15 +11,24 @@ use super::out::{self, HEAD};
 /// What stands where there is nothing.
 pub(super) const NOTHING: &str = "-";
 
-/// How the cells of a column stand.
+/// Between two columns.
+const GAP: u16 = 2;
+/// Room that a column of texts has at least; on a narrower terminal nothing is fitted.
+const TEXT_MIN: usize = 8;
+
+/// What the cells of a column hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Side {
-    Left,
-    Right,
+pub(super) enum Kind {
+    /// Names of others, of any length: broken where the terminal is too narrow.
+    Text,
+    /// Words and times of ours: never broken.
+    Word,
+    /// Numbers: never broken, and one below the other.
+    Number,
 }
 
 /// One row a line under the names of the columns. Cells of others must be [`out::plain`].
-pub(super) fn table(columns: &[(&str, Side)], rows: Vec<Vec<String>>) -> String {
+pub(super) fn table(columns: &[(&str, Kind)], rows: Vec<Vec<String>>) -> String {
     fitted(columns, rows, width())
 }
 
@@ -27,7 +36,8 @@ fn width() -> Option<u16> {
     terminal_size_of(io::stdout()).map(|(Width(width), _)| width)
 }
 
-fn fitted(columns: &[(&str, Side)], rows: Vec<Vec<String>>, width: Option<u16>) -> String {
+fn fitted(columns: &[(&str, Kind)], rows: Vec<Vec<String>>, width: Option<u16>) -> String {
+    let width = width.filter(|width| usize::from(*width) >= least(columns, &rows));
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     match width {
@@ -40,20 +50,39 @@ fn fitted(columns: &[(&str, Side)], rows: Vec<Vec<String>>, width: Option<u16>) 
     for row in rows {
         table.add_row(row);
     }
-    for (column, (_, side)) in table.column_iter_mut().zip(columns) {
-        column.set_padding((0, 2));
-        column.set_cell_alignment(match side {
-            Side::Left => CellAlignment::Left,
-            Side::Right => CellAlignment::Right,
-        });
+    for (column, (_, kind)) in table.column_iter_mut().zip(columns) {
+        column.set_padding((0, GAP));
+        if *kind != Kind::Text {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+        if *kind == Kind::Number {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
     let text = table.trim_fmt();
     let (head, rest) = text.split_once('\n').unwrap_or((&text, ""));
-    format!(
-        "{}\n{rest}{}",
-        out::styled(HEAD, head),
-        if rest.is_empty() { "" } else { "\n" }
-    )
+    let mut text = format!("{}\n{rest}", out::styled(HEAD, head));
+    if !rest.is_empty() {
+        text.push('\n');
+    }
+    text
+}
+
+/// The least width on which a table can be read.
+fn least(columns: &[(&str, Kind)], rows: &[Vec<String>]) -> usize {
+    let widest = |place: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(place));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let column = |(place, (name, kind)): (usize, &(&str, Kind))| {
+        let content = widest(place).max(name.len());
+        let room = match kind {
+            Kind::Text => content.min(TEXT_MIN),
+            Kind::Word | Kind::Number => content,
+        };
+        room + usize::from(GAP)
+    };
+    columns.iter().enumerate().map(column).sum()
 }
 
 /// `97.7 %`.
@@ -103,7 +132,7 @@ pub(super) fn text(text: Option<&str>) -> String {
 mod tests {
     use super::*;
 
-    const COLUMNS: &[(&str, Side)] = &[("ticket", Side::Left), ("tokens", Side::Right)];
+    const COLUMNS: &[(&str, Kind)] = &[("ticket", Kind::Text), ("tokens", Kind::Number)];
 
     fn bare(text: &str) -> String {
         anstream::adapter::strip_str(text).to_string()
@@ -137,6 +166,17 @@ mod tests {
         let cells = text.lines().skip(1).map(|line| line.split_whitespace());
         let first: String = cells.filter_map(|mut cells| cells.next()).collect();
         assert_eq!(first, long);
+        // Numbers stay whole; where no room is left for the texts, the terminal breaks the lines itself.
+        let rows = vec![vec![long.clone(), "2,735,308".to_owned()]];
+        let text = bare(&fitted(COLUMNS, rows.clone(), Some(20)));
+        assert!(
+            text.lines().nth(1).unwrap().ends_with("  2,735,308"),
+            "{text}"
+        );
+        assert_eq!(
+            fitted(COLUMNS, rows.clone(), Some(19)),
+            fitted(COLUMNS, rows, None)
+        );
     }
 
     #[test]
