@@ -534,7 +534,7 @@ fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
             admission,
         )?,
         expected_decode_cap: decode_cap(merged.admission_expected_decode_cap.0, admission)?,
-        max_wait: max_wait(merged.admission_max_wait_s.0, admission)?,
+        max_wait: wait(merged.admission_max_wait_s.0, admission)?,
         scope: match merged.admission_scope.0.as_str() {
             "train" => AdmissionScope::Train,
             "all" => AdmissionScope::All,
@@ -577,8 +577,7 @@ fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
 // the policy as one that cannot be turned on at run time either.
 
 fn share(name: &str, value: f64, admission: bool) -> Result<Ppm, ConfigError> {
-    let share = (value > 0.0 && value <= 1.0).then(|| millionths(value));
-    match share.flatten() {
+    match millionths(value) {
         Some(share) => Ok(share),
         None if !admission => Ok(Ppm::clamped(0)),
         None => Err(refused(format!(
@@ -600,8 +599,8 @@ fn decode_cap(cap: DecodeCap, admission: bool) -> Result<Option<Tokens>, ConfigE
     }
 }
 
-fn max_wait(value: f64, admission: bool) -> Result<Span, ConfigError> {
-    match span("admission_max_wait_s", value, false) {
+fn wait(value: f64, admission: bool) -> Result<Span, ConfigError> {
+    match max_wait("admission_max_wait_s", value) {
         Err(_) if !admission => Ok(Span::from_millis(u64::MAX)),
         result => result,
     }
@@ -622,10 +621,22 @@ fn join_timeout(value: f64) -> Result<Option<Span>, ConfigError> {
     Ok((value > 0.0).then(|| limit.max(Span::from_millis(1))))
 }
 
-/// A share in millionths; a share above 0 never becomes 0.
-fn millionths(share: f64) -> Option<Ppm> {
+/// A share above 0 and at most 1, in millionths; it never becomes 0. `None` for any other number.
+#[must_use]
+pub fn millionths(share: f64) -> Option<Ppm> {
+    if !(share > 0.0 && share <= 1.0) {
+        return None;
+    }
     let millionths = (share * 1e6).floor().max(1.0);
     format!("{millionths:.0}").parse().ok().and_then(Ppm::new)
+}
+
+/// The longest wait before the aging bypass: at most a year, in whole milliseconds.
+///
+/// # Errors
+/// A sentence that names the setting and what it takes.
+pub fn max_wait(name: &str, seconds: f64) -> Result<Span, ConfigError> {
+    span(name, seconds, false)
 }
 
 fn seconds(name: &str, value: f64, above_zero: bool) -> Result<Duration, ConfigError> {

@@ -159,6 +159,17 @@ fn every_command_says_how_it_is_used() {
         );
         assert!(run(&[command, "--help"]).status.success(), "{command}");
     }
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/CLI.md")).unwrap();
+    let commands = overview.split_once("Commands:").unwrap().1;
+    let commands = commands.split_once("Options:").unwrap().0;
+    let named = commands.lines().filter_map(|line| line.strip_prefix("  "));
+    for command in named.filter_map(|line| line.split_once("  ")?.0.split(' ').next()) {
+        let known = command.is_empty() || command == "help";
+        assert!(
+            known || page.contains(&format!("`kvgate {command}`")),
+            "{command} in docs/CLI.md"
+        );
+    }
     for asking in [
         &["state"][..],
         &["queue"],
