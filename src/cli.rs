@@ -261,7 +261,7 @@ pub fn run() -> ExitCode {
     match dispatch(cli.command) {
         Ok(code) => code,
         Err(ended) => {
-            eprintln!("kvgate: {ended}");
+            out::say(&ended.to_string());
             ended.exit_code()
         }
     }
@@ -335,7 +335,7 @@ fn check(config: &Config, output: Output) -> Result<ExitCode, Ended> {
         .filter(|finding| finding.weight == check::Weight::Mend)
         .count();
     if mend > 0 {
-        eprintln!("kvgate: {mend} to mend; each says what to do");
+        out::say(&format!("{mend} to mend; each says what to do"));
     }
     Ok(ExitCode::from(u8::from(mend > 0)))
 }

@@ -102,10 +102,10 @@ pub(super) fn each(
         return Err(error.into());
     }
     if failed > 0 {
-        eprintln!(
-            "kvgate: {failed} of {} were not done; the outcome of each says why",
+        out::say(&format!(
+            "{failed} of {} were not done; the outcome of each says why",
             ids.ids.len()
-        );
+        ));
     }
     Ok(ExitCode::from(u8::from(failed > 0)))
 }

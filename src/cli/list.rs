@@ -87,11 +87,11 @@ pub(super) fn show<T: DeserializeOwned>(
     let count = rows.len();
     out::print(&table(columns, rows))?;
     if listing.next.is_some() {
-        eprintln!(
-            "kvgate: {} of {} rows are shown; --all shows all, filters fewer",
+        out::say(&format!(
+            "{} of {} rows are shown; --all shows all, filters fewer",
             grouped(u64::try_from(count).unwrap_or(u64::MAX)),
             grouped(listing.total)
-        );
+        ));
     }
     Ok(())
 }

@@ -63,6 +63,11 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print_raw(&safe)
 }
 
+/// One line for people on stderr. Nobody may read it, and that ends nothing.
+pub(super) fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "kvgate: {text}");
+}
+
 /// A broken pipe is the reader's way to say that it has enough.
 fn written(out: &mut impl Write, text: &str) -> Result<(), Failure> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
