@@ -88,18 +88,16 @@ struct Fault {
 impl Refusal {
     /// What is wrong, with the places in the request, and what to do where that is about this command.
     pub(super) fn sentence(&self) -> String {
-        let mut text = self.detail.clone();
-        for fault in self
-            .errors
-            .iter()
-            .filter(|fault| fault.detail != self.detail)
-        {
+        let place = |fault: &Fault| {
             let place = fault.pointer.trim_start_matches(['/', '?']);
-            text.push_str(&format!(
-                " {place}: {}.",
-                fault.detail.trim_end_matches('.')
-            ));
-        }
+            format!("{place}: {}.", fault.detail.trim_end_matches('.'))
+        };
+        // The places say more than the sentence that there are some.
+        let mut text = match self.errors.as_slice() {
+            [] => self.detail.clone(),
+            [only] if only.detail == self.detail => self.detail.clone(),
+            faults => faults.iter().map(place).collect::<Vec<_>>().join(" "),
+        };
         let advice = match self.code.as_str() {
             "unauthorized" => " Name a file with a token by --token-file.",
             "forbidden" => " Name a token with the right for it by --token-file or --token-name.",
@@ -520,8 +518,7 @@ mod tests {
         }));
         assert_eq!(
             refusal.unwrap().to_string(),
-            "The request is not valid: The request has a field that is not as it should be. \
-             headroom: must be above 0. (invalid_request)"
+            "The request is not valid: headroom: must be above 0. (invalid_request)"
         );
         let refusal = Refusal::deserialize(serde_json::json!({"code": "unauthorized"})).unwrap();
         assert!(refusal.to_string().contains("--token-file"));

@@ -328,11 +328,7 @@ async fn settings_are_shown_set_and_reset() {
     let refused = ask(&fake.url, &["settings", "set", "headroom=7"]).await;
     assert_eq!(code(&refused), 1);
     let line = said(&refused);
-    for part in [
-        "do not go together",
-        "headroom: must be above 0",
-        "(invalid_request)",
-    ] {
+    for part in ["headroom: must be above 0", "(invalid_request)"] {
         assert!(line.contains(part), "{line}");
     }
 }
