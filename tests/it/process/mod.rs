@@ -1,8 +1,10 @@
 //! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
 
 mod access;
+mod asking;
 mod burst;
 mod callers;
+mod check;
 mod closes;
 mod commands;
 mod floods;
