@@ -38,7 +38,7 @@ use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNo
 use crate::store::{self, CopyError, OfflineError, OpenError};
 use crate::support::Support;
 use crate::telemetry;
-use crate::web::{self, WebState};
+use crate::web;
 
 /// Name of the file with the bound addresses, in the data directory.
 const ADDRESS_FILE: &str = "address";
@@ -272,7 +272,7 @@ impl Service {
             history.clone(),
             random(),
         );
-        let pages = web::routes(WebState { gate: gate.clone() });
+        let pages = web::routes(app.clone());
         let routes = http::router(app.clone(), pages);
         let stop = CancellationToken::new();
         let servers = TaskTracker::new();

@@ -146,7 +146,8 @@ impl App {
     }
 
     /// Figures over time.
-    pub(super) fn history(&self) -> &History {
+    #[must_use]
+    pub fn history(&self) -> &History {
         &self.inner.history
     }
 
@@ -183,10 +184,16 @@ impl App {
         Arc::clone(&self.inner.backups).try_acquire_owned().ok()
     }
 
+    /// How long the process runs.
+    #[must_use]
+    pub fn uptime(&self) -> Span {
+        let up = self.inner.started.elapsed().as_millis();
+        Span::from_millis(u64::try_from(up).unwrap_or(u64::MAX))
+    }
+
     /// When the process started, on the line.
     pub(super) fn started_at(&self, now: Timestamp) -> Timestamp {
-        let up = self.inner.started.elapsed().as_millis();
-        now.before(Span::from_millis(u64::try_from(up).unwrap_or(u64::MAX)))
+        now.before(self.uptime())
     }
 
     /// A new request id: unique over restarts, and short enough to be read aloud.

@@ -376,8 +376,8 @@ pub(super) fn query_pairs(
 }
 
 /// Parameters of the query, each at most once.
-#[derive(Debug, Default)]
-pub(super) struct Query {
+#[derive(Clone, Debug, Default)]
+pub struct Query {
     values: BTreeMap<String, String>,
 }
 
@@ -405,13 +405,31 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
 }
 
 impl Query {
+    /// These parameters.
+    #[must_use]
+    pub fn of(pairs: impl IntoIterator<Item = (&'static str, String)>) -> Self {
+        let owned = |(name, value): (&str, String)| (name.to_owned(), value);
+        Self {
+            values: pairs.into_iter().map(owned).collect(),
+        }
+    }
+
+    /// A parameter, which stays.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
     /// Takes a parameter out.
-    pub(super) fn take(&mut self, name: &str) -> Option<String> {
+    pub fn take(&mut self, name: &str) -> Option<String> {
         self.values.remove(name)
     }
 
     /// After all known parameters were taken: what is left is not known.
-    pub(super) fn done(self) -> Result<(), Fault> {
+    ///
+    /// # Errors
+    /// Names the first of them.
+    pub fn done(self) -> Result<(), Fault> {
         match self.values.keys().next() {
             Some(name) => Err(Fault::field(format!("?{name}"), "unknown parameter")),
             None => Ok(()),

@@ -16,6 +16,7 @@ use super::app::App;
 use super::convert::{self, CallFacts};
 use super::extract::{JsonBody, LeasePath, NoQuery, OptionalJson};
 use super::problem::Fault;
+use super::read;
 use crate::gate::GateError;
 
 /// Ask for a lease, and wait for the decision for at most `wait_s`.
@@ -177,8 +178,7 @@ pub(super) async fn read(
     LeasePath(lease): LeasePath,
     _: NoQuery,
 ) -> Result<Response, Fault> {
-    let answered = app.gate().read_lease(known(lease)?).await?;
-    let body = convert::lease(&answered.value?, false, &app.shown());
+    let body = read::lease(&app, known(lease)?).await?;
     Ok(json(StatusCode::OK, &body).into_response())
 }
 

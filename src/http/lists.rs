@@ -275,7 +275,7 @@ pub(super) async fn list<R: Row>(
     app: &App,
     page: Paging,
     takes: impl Fn(&R) -> bool + Send,
-) -> Result<Response, Fault> {
+) -> Result<Listing<R::Item>, Fault> {
     let mut gathered = Gathered::new(R::ORDER, page);
     let shown = app.shown();
     let mut from = Some(R::ORDER.first());
@@ -289,7 +289,7 @@ pub(super) async fn list<R: Row>(
             tokio::task::yield_now().await;
         }
     }
-    Ok(json(StatusCode::OK, &gathered.listing()))
+    Ok(gathered.listing())
 }
 
 // ---- filters -----------------------------------------------------------------------------------
@@ -407,8 +407,14 @@ fn close_state(query: &mut Query) -> Result<Option<CloseState>, Fault> {
     )
 )]
 pub(super) async fn leases(State(app): State<App>, query: Query) -> Result<Response, Fault> {
+    let page = read_leases(&app, query).await?;
+    Ok(json(StatusCode::OK, &page))
+}
+
+/// The page of leases that the query names.
+pub async fn read_leases(app: &App, query: Query) -> Result<Listing<Lease>, Fault> {
     let (filter, page) = Filter::read(query)?;
-    list::<LeaseView>(&app, page, |view| takes_lease(&filter, view)).await
+    list::<LeaseView>(app, page, |view| takes_lease(&filter, view)).await
 }
 
 /// The queue, from the head.
@@ -429,8 +435,14 @@ pub(super) async fn leases(State(app): State<App>, query: Query) -> Result<Respo
     )
 )]
 pub(super) async fn queue(State(app): State<App>, query: Query) -> Result<Response, Fault> {
+    let page = read_queue(&app, query).await?;
+    Ok(json(StatusCode::OK, &page))
+}
+
+/// The page of the queue that the query names.
+pub async fn read_queue(app: &App, query: Query) -> Result<Listing<Waiter>, Fault> {
     let (filter, page) = Filter::read(query)?;
-    list::<WaiterView>(&app, page, |view| takes_waiter(&filter, view)).await
+    list::<WaiterView>(app, page, |view| takes_waiter(&filter, view)).await
 }
 
 /// The sessions that are remembered, in the order of their first use.
@@ -448,14 +460,20 @@ pub(super) async fn queue(State(app): State<App>, query: Query) -> Result<Respon
         (status = 422, description = "`invalid_request`", body = Problem),
     )
 )]
-pub(super) async fn sessions(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
+pub(super) async fn sessions(State(app): State<App>, query: Query) -> Result<Response, Fault> {
+    let page = read_sessions(&app, query).await?;
+    Ok(json(StatusCode::OK, &page))
+}
+
+/// The page of sessions that the query names.
+pub async fn read_sessions(app: &App, mut query: Query) -> Result<Listing<Session>, Fault> {
     let session = query.take("session_id");
     let part = query.take("q");
     let page = Paging::read(&mut query)?;
     query.done()?;
     let takes = |view: &SessionView| part.as_deref().is_none_or(|part| session_has(view, part));
     let Some(session) = session else {
-        return list::<SessionView>(&app, page, takes).await;
+        return list::<SessionView>(app, page, takes).await;
     };
     // One session is found without a look at all others; what is no id names none.
     let found = match SessionId::new(&session) {
@@ -467,7 +485,7 @@ pub(super) async fn sessions(State(app): State<App>, mut query: Query) -> Result
     if let Some(view) = found.filter(takes) {
         gathered.add(view.key(), || view.item(&shown));
     }
-    Ok(json(StatusCode::OK, &gathered.listing()))
+    Ok(gathered.listing())
 }
 
 /// The closes that are remembered, newest first.
@@ -486,13 +504,19 @@ pub(super) async fn sessions(State(app): State<App>, mut query: Query) -> Result
         (status = 422, description = "`invalid_request`", body = Problem),
     )
 )]
-pub(super) async fn closes(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
+pub(super) async fn closes(State(app): State<App>, query: Query) -> Result<Response, Fault> {
+    let page = read_closes(&app, query).await?;
+    Ok(json(StatusCode::OK, &page))
+}
+
+/// The page of closes that the query names.
+pub async fn read_closes(app: &App, mut query: Query) -> Result<Listing<Close>, Fault> {
     let state = close_state(&mut query)?;
     let session = query.take("session_id");
     let part = query.take("q");
     let page = Paging::read(&mut query)?;
     query.done()?;
-    list::<CloseIntent>(&app, page, |close| {
+    list::<CloseIntent>(app, page, |close| {
         let name = close.session.as_str();
         state.is_none_or(|state| state == convert::close_state(close))
             && session.as_deref().is_none_or(|session| session == name)
@@ -514,7 +538,13 @@ pub(super) async fn closes(State(app): State<App>, mut query: Query) -> Result<R
         (status = 422, description = "`invalid_request`", body = Problem),
     )
 )]
-pub(super) async fn epochs(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
+pub(super) async fn epochs(State(app): State<App>, query: Query) -> Result<Response, Fault> {
+    let page = read_epochs(&app, query).await?;
+    Ok(json(StatusCode::OK, &page))
+}
+
+/// The page of epochs that the query names.
+pub async fn read_epochs(app: &App, mut query: Query) -> Result<Listing<EpochChange>, Fault> {
     let page = Paging::read(&mut query)?;
     query.done()?;
     let entries = app.gate().epochs().await?;
@@ -523,7 +553,7 @@ pub(super) async fn epochs(State(app): State<App>, mut query: Query) -> Result<R
     for entry in &entries {
         gathered.add(entry.epoch.0, || convert::epoch(entry, &shown));
     }
-    Ok(json(StatusCode::OK, &gathered.listing()))
+    Ok(gathered.listing())
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ mod lists;
 mod metrics;
 mod openapi;
 mod problem;
+pub mod read;
 mod report;
 mod server;
 mod sessions;
@@ -32,6 +33,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
+pub use extract::Query;
 pub use health::STUCK_AFTER;
 pub use openapi::openapi;
 pub use problem::Fault;

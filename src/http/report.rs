@@ -65,11 +65,17 @@ pub(super) async fn take(
         (status = 422, description = "`invalid_request`", body = Problem),
     )
 )]
-pub(super) async fn list(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
+pub(super) async fn list(State(app): State<App>, query: Query) -> Result<Response, Fault> {
+    let page = read_steps(&app, query).await?;
+    Ok(json(StatusCode::OK, &page))
+}
+
+/// The page of step reports that the query names.
+pub async fn read_steps(app: &App, mut query: Query) -> Result<Listing<StepReport>, Fault> {
     let run = query.take("run");
     let page = Paging::read(&mut query)?;
     query.done()?;
-    lists::list::<report::StepReport>(&app, page, |report| {
+    lists::list::<report::StepReport>(app, page, |report| {
         run.as_deref().is_none_or(|run| run == report.run.as_str())
     })
     .await
@@ -127,7 +133,13 @@ pub(super) async fn current(State(app): State<App>, mut query: Query) -> Result<
         (status = 422, description = "`invalid_request`", body = Problem),
     )
 )]
-pub(super) async fn decisions(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
+pub(super) async fn decisions(State(app): State<App>, query: Query) -> Result<Response, Fault> {
+    let body = read_decisions(&app, query).await?;
+    Ok(json(StatusCode::OK, &body))
+}
+
+/// The decisions that the query names.
+pub async fn read_decisions(app: &App, mut query: Query) -> Result<Decisions, Fault> {
     let after = match query.take("after") {
         None => None,
         Some(text) => Some(
@@ -140,7 +152,7 @@ pub(super) async fn decisions(State(app): State<App>, mut query: Query) -> Resul
     let page = app.gate().decisions(after, most).await?;
     let shown = app.shown();
     let last = page.items.last().map(|entry| entry.number);
-    let body = Decisions {
+    Ok(Decisions {
         next: last.or(after).unwrap_or(0),
         items: page
             .items
@@ -148,8 +160,7 @@ pub(super) async fn decisions(State(app): State<App>, mut query: Query) -> Resul
             .map(|entry| decision(entry, &shown))
             .collect(),
         more: page.more,
-    };
-    Ok(json(StatusCode::OK, &body))
+    })
 }
 
 /// Its times are those of kvgate's own line as they were stored: a report that is asked for again is

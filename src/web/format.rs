@@ -35,6 +35,18 @@ pub(super) fn percent_of(part: u64, whole: u64) -> String {
     )
 }
 
+/// `38.2 MiB`.
+pub(super) fn bytes(count: u64) -> String {
+    let tenths_of_kib = count / 102;
+    match tenths_of_kib {
+        0..10_240 => format!("{}.{} KiB", tenths_of_kib / 10, tenths_of_kib % 10),
+        _ => {
+            let tenths = count / 104_858;
+            format!("{}.{} MiB", grouped(tenths / 10), tenths % 10)
+        }
+    }
+}
+
 /// `0.4 s`, `4 m 12 s`, `6 h 04 m`, `6 d 04 h`.
 pub(super) fn duration(span: Span) -> String {
     let millis = span.millis();

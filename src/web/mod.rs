@@ -1,26 +1,24 @@
-//! The page for people: reads the latest view, renders complete HTML, changes nothing.
+//! The pages for people. They read what the API tells, in its words, and change nothing but through
+//! the actions that are confirmed; each is complete without script.
 
 mod assets;
 mod format;
-mod pages;
+mod frame;
+mod overview;
+mod page;
 
 use axum::Router;
 use axum::routing::get;
+use tower_http::compression::CompressionLayer;
 
-use crate::gate::Gate;
+use self::page::Web;
+use crate::http::App;
 
-/// What pages read.
-#[derive(Clone, Debug)]
-pub struct WebState {
-    /// Views and bounded lists.
-    pub gate: Gate,
-}
-
-/// The routes of the page and its style sheet.
-pub fn routes(state: WebState) -> Router {
+/// The pages, and the files that they refer to.
+pub fn routes(app: App) -> Router {
     Router::new()
-        .route("/", get(pages::overview))
-        .route("/static/app.css", get(assets::style))
-        .route("/static/icon.svg", get(assets::icon))
-        .with_state(state)
+        .route("/", get(overview::show))
+        .route("/static/{name}", get(assets::serve))
+        .layer(CompressionLayer::new().gzip(true))
+        .with_state(Web::new(app))
 }

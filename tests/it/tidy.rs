@@ -48,6 +48,7 @@ const ROOMS: &[(&str, &[&str], &str)] = &[
     ("hyper_util", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("http_body", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("http_body_util", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
+    ("tower_http", &["src/web/"], "only pages are compressed"),
     ("tower", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("utoipa", &["src/http/", "src/web/", "crates/api/"], "schemas belong to the wire types"),
     ("utoipa_axum", &["src/http/", "src/web/"], "routes belong to the HTTP room"),

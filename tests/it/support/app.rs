@@ -11,7 +11,7 @@ use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::history::History;
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
 use kvgate::store;
-use kvgate::web::{self, WebState};
+use kvgate::web;
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{CallResult, EngineCall};
 use kvgate_core::command::Acquire;
@@ -220,7 +220,7 @@ impl Builder {
             salt(),
         );
         let stop = CancellationToken::new();
-        let router = http::router(app.clone(), web::routes(WebState { gate: gate.clone() }));
+        let router = http::router(app.clone(), web::routes(app.clone()));
         let server = tokio::spawn(http::serve(
             listener,
             app,
