@@ -4,8 +4,9 @@
 //! nor the lease transaction knows of it. Samples are kept for 15 minutes one by one, for 6 hours by
 //! 10 s, and for 7 days by the minute, each with mean, least and greatest. The file beside the store
 //! is written without sync: a kill of the process loses nothing, a power cut some seconds, and what
-//! it tore is left out.
+//! it tore is left out. The past hour of each engine is in memory only.
 
+mod engines;
 mod ring;
 mod series;
 
@@ -15,11 +16,15 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
+use kvgate_core::ids::EngineId;
 use kvgate_core::tally::Tally;
 use kvgate_core::units::Timestamp;
 
 use crate::gate::Gate;
 
+use engines::EngineRings;
+
+pub use engines::{ENGINE_STEP_S, ENGINE_STEPS, EngineStep};
 pub use ring::{HistoryError, Rings, STEPS, Summary};
 pub use series::Series;
 
@@ -44,6 +49,7 @@ pub struct Window {
 #[derive(Clone, Debug, Default)]
 pub struct History {
     rings: Arc<RwLock<Rings>>,
+    engines: Arc<RwLock<EngineRings>>,
 }
 
 impl History {
@@ -64,6 +70,13 @@ impl History {
     pub fn window(&self, series: Series, now: Timestamp, range_s: u64, step_s: u64) -> Window {
         let rings = self.rings.read().unwrap_or_else(PoisonError::into_inner);
         rings.window(series, now, range_s, step_s)
+    }
+
+    /// The past hour of an engine until `now`, in steps of [`ENGINE_STEP_S`] seconds.
+    #[must_use]
+    pub fn engine(&self, engine: &EngineId, now: Timestamp) -> Vec<Option<EngineStep>> {
+        let rings = self.engines.read().unwrap_or_else(PoisonError::into_inner);
+        rings.window(engine, now)
     }
 
     /// Takes samples of the gate until the returned guard is dropped.
@@ -91,6 +104,9 @@ impl History {
             let view = gate.view();
             let sample = series::sample(&view, before.as_ref(), now);
             before = Some((now, view.tally.clone()));
+            let mut engines = self.engines.write().unwrap_or_else(PoisonError::into_inner);
+            engines.put(now, &view.engines);
+            drop(engines);
             let mut rings = self.rings.write().unwrap_or_else(PoisonError::into_inner);
             let written = rings.put(now, &sample);
             drop(rings);

@@ -33,7 +33,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
-pub use extract::Query;
+pub use extract::{Fields, Query};
 pub use health::STUCK_AFTER;
 pub use openapi::openapi;
 pub use problem::Fault;

@@ -12,7 +12,10 @@ pub use super::lists::{
     read_closes as closes, read_epochs as epochs, read_leases as leases, read_queue as queue,
     read_sessions as sessions,
 };
-pub use super::report::{read_decisions as decisions, read_steps as steps};
+pub use super::report::{
+    read_current_step as current_step, read_decisions as decisions, read_step_slice as step_slice,
+    read_steps as steps,
+};
 pub use super::status::{engines_of as engines, state_of as state};
 
 /// What an acquire of the ticket would be answered.

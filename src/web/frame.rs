@@ -10,7 +10,7 @@ use kvgate_core::units::{Span, Timestamp};
 
 use super::assets;
 use super::format::{bytes, duration, grouped};
-use super::page::{Parts, Screen, Tab, Trouble, html};
+use super::page::{Parts, Screen, Tab, Told, Trouble, html};
 use crate::gate::Phase;
 use crate::http::{App, Fault};
 use crate::words;
@@ -58,12 +58,12 @@ struct Top<'a> {
 #[derive(Template)]
 #[template(path = "parts/alert.html")]
 struct Alert {
-    alert: Option<Told>,
+    alert: Option<Known>,
     more: usize,
 }
 
 /// One thing to know.
-struct Told {
+struct Known {
     code: String,
     text: String,
     error: bool,
@@ -76,6 +76,14 @@ struct Node {
     store: String,
     commit_p99: String,
     version: String,
+}
+
+#[derive(Template)]
+#[template(path = "parts/told.html")]
+struct ToldPart<'a> {
+    told: Option<&'a str>,
+    bad: bool,
+    without: &'a str,
 }
 
 #[derive(Template)]
@@ -152,6 +160,16 @@ pub(super) fn add(
             version: state.version.clone(),
         },
     )
+}
+
+/// Adds the region that tells what an act came to.
+pub(super) fn tell(screen: &mut Screen, told: Option<&Told>) -> Result<(), Trouble> {
+    let part = ToldPart {
+        told: told.map(|told| told.outcome.text.as_str()),
+        bad: told.is_some_and(|told| told.outcome.bad),
+        without: told.map_or("?", |told| told.without.as_str()),
+    };
+    screen.parts.add("p-told", &part)
 }
 
 /// The whole document.
@@ -279,8 +297,8 @@ fn mode(state: &State) -> &'static str {
 }
 
 /// What to know, the most serious first.
-fn alerts(app: &App, state: &State) -> Vec<Told> {
-    let error = |code: &str, text: String| Told {
+fn alerts(app: &App, state: &State) -> Vec<Known> {
+    let error = |code: &str, text: String| Known {
         code: code.to_owned(),
         text,
         error: true,
@@ -301,7 +319,7 @@ fn alerts(app: &App, state: &State) -> Vec<Told> {
         ));
     }
     let notices = state.notices.iter();
-    told.extend(notices.map(|notice| Told {
+    told.extend(notices.map(|notice| Known {
         code: notice.code.clone(),
         text: notice.text.clone(),
         error: notice.severity == kvgate_api::Severity::Error,
