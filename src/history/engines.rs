@@ -1,7 +1,7 @@
 //! The past hour of each engine: a ring in memory, bounded in engines and steps. Unlike the figures of
 //! the gate it is not kept over a restart: one look at the engines is enough to begin it anew.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvgate_core::capacity::EngineView;
 use kvgate_core::ids::EngineId;
@@ -32,8 +32,8 @@ pub(super) struct EngineRings(BTreeMap<EngineId, VecDeque<EngineStep>>);
 impl EngineRings {
     /// Takes in what the engines say now; engines that left are dropped.
     pub(super) fn put(&mut self, now: Timestamp, engines: &[EngineView]) {
-        let present = |id: &EngineId| engines.iter().any(|engine| engine.id == *id);
-        self.0.retain(|id, _| present(id));
+        let present: BTreeSet<&EngineId> = engines.iter().map(|engine| &engine.id).collect();
+        self.0.retain(|id, _| present.contains(id));
         let step = step_of(now);
         for engine in engines.iter().filter(|engine| engine.fresh) {
             let Some((_, reading)) = &engine.reading else {
