@@ -99,7 +99,7 @@ impl Fields {
 
     /// The first field of this name that is not empty.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&str> {
+    pub fn get<'a>(&'a self, name: &'a str) -> Option<&'a str> {
         self.all(name).next()
     }
 

@@ -2,8 +2,11 @@
 //! the actions that are confirmed; each is complete without script.
 
 mod assets;
+mod engines;
 mod format;
 mod frame;
+mod line;
+mod link;
 mod overview;
 mod page;
 mod why;
@@ -19,6 +22,7 @@ use crate::http::App;
 pub fn routes(app: App) -> Router {
     Router::new()
         .route("/", get(overview::show))
+        .route("/engines", get(engines::show))
         .route("/static/{name}", get(assets::serve))
         .layer(CompressionLayer::new().gzip(true))
         .with_state(Web::new(app))
