@@ -30,7 +30,7 @@ const NAMES: usize = 4;
 /// Steps of the past hour that are one point of its line.
 const STEPS_A_POINT: usize = 6;
 /// Size of the line of the past hour.
-const HOUR: (f64, f64) = (96.0, 22.0);
+const HOUR: (f64, f64) = (72.0, 22.0);
 
 const STATES: [(&str, &str); 3] = [
     ("", "All"),
@@ -472,8 +472,8 @@ fn over_the_hour(
 fn readings(engine: &Engine, details: Option<&EngineDetails>) -> String {
     let mut parts = Vec::new();
     match engine.source {
-        Some(ReadingSource::Loads) => parts.push("from /v1/loads".to_owned()),
-        Some(ReadingSource::Metrics) => parts.push("from /metrics".to_owned()),
+        Some(ReadingSource::Loads) => parts.push("loads".to_owned()),
+        Some(ReadingSource::Metrics) => parts.push("metrics".to_owned()),
         None => {}
     }
     if let Some(details) = details {

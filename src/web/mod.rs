@@ -9,6 +9,7 @@ mod line;
 mod link;
 mod overview;
 mod page;
+mod steps;
 mod why;
 
 use axum::Router;
@@ -23,6 +24,9 @@ pub fn routes(app: App) -> Router {
     Router::new()
         .route("/", get(overview::show))
         .route("/engines", get(engines::show))
+        .route("/steps", get(steps::show))
+        .route("/steps.csv", get(steps::csv))
+        .route("/steps.json", get(steps::json))
         .route("/static/{name}", get(assets::serve))
         .layer(CompressionLayer::new().gzip(true))
         .with_state(Web::new(app))
