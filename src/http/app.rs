@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::exposition::Present;
 use crate::clock::Clock;
+use crate::config::{self, Origins};
 use crate::gate::Gate;
 use crate::history::History;
 use crate::telemetry::{HttpMetrics, Readings};
@@ -30,6 +31,10 @@ pub struct HttpConfig {
     pub allowed_hosts: Vec<String>,
     /// Life of a lease whose acquire names none.
     pub default_ttl: Span,
+    /// Where the configured values come from of settings that can be changed at run time.
+    pub origins: Origins,
+    /// Every setting of the start with its value and who set it; no secret is among them.
+    pub configured: Vec<config::Shown>,
     /// Without progress of the writer for this long the process is not healthy (DUR3).
     pub stuck_after: Span,
 }

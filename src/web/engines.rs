@@ -32,11 +32,7 @@ const STEPS_A_POINT: usize = 6;
 /// Size of the line of the past hour.
 const HOUR: (f64, f64) = (72.0, 22.0);
 
-const STATES: [(&str, &str); 3] = [
-    ("", "All"),
-    ("counted", "Counted"),
-    ("away", "Not counted"),
-];
+const STATES: [(&str, &str); 3] = [("", "All"), ("counted", "Counted"), ("away", "Not counted")];
 
 #[derive(Template)]
 #[template(path = "engines.html")]
@@ -220,12 +216,22 @@ impl Asked {
     }
 
     fn page(&self, from: usize) -> String {
-        let from = if from == 0 { String::new() } else { from.to_string() };
-        link("engines", &[("q", &self.q), ("state", &self.state), ("from", &from)])
+        let from = if from == 0 {
+            String::new()
+        } else {
+            from.to_string()
+        };
+        link(
+            "engines",
+            &[("q", &self.q), ("state", &self.state), ("from", &from)],
+        )
     }
 
     fn epochs(&self, before: &str) -> String {
-        let page = link("engines", &[("q", &self.q), ("state", &self.state), ("before", before)]);
+        let page = link(
+            "engines",
+            &[("q", &self.q), ("state", &self.state), ("before", before)],
+        );
         format!("{page}#epochs")
     }
 }
@@ -247,7 +253,14 @@ fn fleet(look: &Look, engines: &Engines) -> FleetPart {
         away: if away == 0 {
             String::new()
         } else {
-            format!("{} not", if away == 1 { "1 does".to_owned() } else { format!("{away} do") })
+            format!(
+                "{} not",
+                if away == 1 {
+                    "1 does".to_owned()
+                } else {
+                    format!("{away} do")
+                }
+            )
         },
         capacity: grouped(capacity),
         ceiling: grouped(state.budget.ceiling),
@@ -293,7 +306,11 @@ fn members<'a>(
     closes: &[CloseIntent],
 ) -> MembersPart<'a> {
     let view = look.app.gate().view();
-    let matching: Vec<&Engine> = engines.items.iter().filter(|engine| asked.takes(engine)).collect();
+    let matching: Vec<&Engine> = engines
+        .items
+        .iter()
+        .filter(|engine| asked.takes(engine))
+        .collect();
     let page = matching.iter().skip(asked.from).take(ROWS);
     let details = look.app.fleet();
     let failures = failures(closes);
@@ -303,10 +320,20 @@ fn members<'a>(
         .map(|engine| {
             let hour = look.app.history().engine(&EngineId::new(&engine.url), now);
             let hot = view.engines.iter().any(|known| {
-                known.id.as_str() == engine.url && known.pressure.is_some_and(|worst| worst >= threshold)
+                known.id.as_str() == engine.url
+                    && known.pressure.is_some_and(|worst| worst >= threshold)
             });
-            let failed = failures.get(engine.url.as_str()).copied().unwrap_or_default();
-            row(engine, details.engines.get(&engine.url), &hour, hot, (failed, closes.len()))
+            let failed = failures
+                .get(engine.url.as_str())
+                .copied()
+                .unwrap_or_default();
+            row(
+                engine,
+                details.engines.get(&engine.url),
+                &hour,
+                hot,
+                (failed, closes.len()),
+            )
         })
         .collect();
     let end = asked.from.saturating_add(rows.len());
@@ -381,13 +408,16 @@ fn row(
             told: format!("Usage of the past hour, at most {}", share(most)),
         }),
         running_hour: over_the_hour(hour, |step| {
-            step.running.map(|running| f64::from(u32::try_from(running).unwrap_or(u32::MAX)))
+            step.running
+                .map(|running| f64::from(u32::try_from(running).unwrap_or(u32::MAX)))
         })
         .map(|(points, most)| Hour {
             path: line::path(&points, most.max(1.0), HOUR.0, HOUR.1),
             told: format!("Requests that ran in the past hour, at most {most:.0}"),
         }),
-        age: engine.age_s.map_or_else(|| "no reading yet".to_owned(), secs),
+        age: engine
+            .age_s
+            .map_or_else(|| "no reading yet".to_owned(), secs),
         error: engine.last_error.clone(),
         readings: readings(engine, details),
         closes: match engine.close_support {
@@ -396,7 +426,11 @@ fn row(
             None => "not known",
         },
         closes_failed: (failed > 0).then(|| {
-            format!("{} of the last {} not taken", grouped(failed as u64), grouped(closes as u64))
+            format!(
+                "{} of the last {} not taken",
+                grouped(failed as u64),
+                grouped(closes as u64)
+            )
         }),
     }
 }
@@ -545,7 +579,10 @@ fn who(look: &Look, entry: &EpochEntry) -> String {
     let engine = |engine: &EngineId| bare(engine.as_str()).to_owned();
     let joiners = || {
         let view = look.app.gate().view();
-        let joiners = view.engines.iter().filter(|known| known.joined == entry.epoch);
+        let joiners = view
+            .engines
+            .iter()
+            .filter(|known| known.joined == entry.epoch);
         let names: Vec<String> = joiners.map(|known| engine(&known.id)).collect();
         let beyond = names.len().saturating_sub(NAMES);
         let mut text = names.into_iter().take(NAMES).collect::<Vec<_>>().join(", ");

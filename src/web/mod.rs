@@ -1,6 +1,7 @@
 //! The pages for people. They read what the API tells, in its words, and change nothing but through
 //! the actions that are confirmed; each is complete without script.
 
+mod actions;
 mod assets;
 mod engines;
 mod format;
@@ -9,11 +10,12 @@ mod line;
 mod link;
 mod overview;
 mod page;
+mod settings;
 mod steps;
 mod why;
 
 use axum::Router;
-use axum::routing::get;
+use axum::routing::{get, post};
 use tower_http::compression::CompressionLayer;
 
 use self::page::Web;
@@ -24,6 +26,9 @@ pub fn routes(app: App) -> Router {
     Router::new()
         .route("/", get(overview::show))
         .route("/engines", get(engines::show))
+        .route("/settings", get(settings::show))
+        .route("/confirm", get(actions::confirm).post(actions::confirm))
+        .route("/act", post(actions::act))
         .route("/steps", get(steps::show))
         .route("/steps.csv", get(steps::csv))
         .route("/steps.json", get(steps::json))

@@ -214,7 +214,11 @@ impl Asked {
         Ok(Self {
             run,
             before,
-            columns: if chosen.is_empty() { columns } else { chosen.join(",") },
+            columns: if chosen.is_empty() {
+                columns
+            } else {
+                chosen.join(",")
+            },
         })
     }
 
@@ -230,7 +234,10 @@ impl Asked {
 
     fn page(&self, columns: &str, before: &str) -> String {
         let run = self.run.as_deref().unwrap_or_default();
-        link("steps", &[("run", run), ("columns", columns), ("before", before)])
+        link(
+            "steps",
+            &[("run", run), ("columns", columns), ("before", before)],
+        )
     }
 }
 
@@ -244,8 +251,15 @@ fn table<'a>(
 ) -> TablePart<'a> {
     let page = || found.iter().take(ROWS);
     let all = page().map(|(_, report)| report).chain(open);
-    let known: BTreeSet<&str> = all.flat_map(|report| report.metrics.keys()).map(|key| bare(key)).collect();
-    let keys: Vec<&str> = known.iter().copied().filter(|key| asked.takes(key)).collect();
+    let known: BTreeSet<&str> = all
+        .flat_map(|report| report.metrics.keys())
+        .map(|key| bare(key))
+        .collect();
+    let keys: Vec<&str> = known
+        .iter()
+        .copied()
+        .filter(|key| asked.takes(key))
+        .collect();
     let rows = open
         .map(|report| row("st-open".to_owned(), report, &keys))
         .into_iter()
@@ -278,7 +292,10 @@ fn table<'a>(
             .iter()
             .map(|(name, columns)| (*name, asked.page(columns, ""), asked.columns == *columns))
             .collect(),
-        keys: known.iter().map(|key| ((*key).to_owned(), asked.takes(key))).collect(),
+        keys: known
+            .iter()
+            .map(|key| ((*key).to_owned(), asked.takes(key)))
+            .collect(),
         spans: spans(&keys),
         shown_keys: keys
             .iter()
@@ -322,7 +339,11 @@ fn row(id: String, report: &StepReport, keys: &[&str]) -> Row {
     };
     Row {
         id,
-        run: if report.run.is_empty() { "(no name)".to_owned() } else { report.run.clone() },
+        run: if report.run.is_empty() {
+            "(no name)".to_owned()
+        } else {
+            report.run.clone()
+        },
         step: report.step.map_or_else(|| "open".to_owned(), grouped),
         to: report.to.clone(),
         when: moment(&report.to),
@@ -400,7 +421,10 @@ fn plot(key: &'static str, steps: &[&StepReport]) -> Option<Plot> {
         .collect();
     let known = || values.iter().flatten().copied();
     let last = known().next_back()?;
-    let (least, most) = (known().fold(f64::INFINITY, f64::min), line::greatest(&values));
+    let (least, most) = (
+        known().fold(f64::INFINITY, f64::min),
+        line::greatest(&values),
+    );
     let width = PLOT.0 / f64::from(u32::try_from(steps.len()).unwrap_or(u32::MAX));
     let points = steps.iter().zip(&values).enumerate();
     Some(Plot {
@@ -446,9 +470,15 @@ pub(super) async fn csv(State(web): State<Web>, query: Result<Query, Fault>) -> 
             lines.collect::<String>()
         });
         let pieces = stream::iter([head]).chain(rows);
-        Ok(file("text/csv; charset=utf-8; header=present", "kvgate-steps.csv", pieces))
+        Ok(file(
+            "text/csv; charset=utf-8; header=present",
+            "kvgate-steps.csv",
+            pieces,
+        ))
     };
-    answer.await.unwrap_or_else(|fault: Fault| frame::fault_page(&fault))
+    answer
+        .await
+        .unwrap_or_else(|fault: Fault| frame::fault_page(&fault))
 }
 
 /// `GET /steps.json`: the same as a list of the reports of the API.
@@ -484,7 +514,11 @@ async fn keys(app: &App, run: Option<&str>) -> Result<Vec<String>, Fault> {
     let mut keys = BTreeSet::new();
     let mut reports = std::pin::pin!(reports(app.clone(), run.map(str::to_owned)));
     while let Some(piece) = reports.next().await {
-        keys.extend(piece.into_iter().flat_map(|report| report.metrics.into_keys()));
+        keys.extend(
+            piece
+                .into_iter()
+                .flat_map(|report| report.metrics.into_keys()),
+        );
     }
     Ok(keys.into_iter().collect())
 }
@@ -504,7 +538,11 @@ fn reports(app: App, run: Option<String>) -> impl Stream<Item = Vec<StepReport>>
     })
 }
 
-fn file(kind: &'static str, name: &str, pieces: impl Stream<Item = String> + Send + 'static) -> Response {
+fn file(
+    kind: &'static str,
+    name: &str,
+    pieces: impl Stream<Item = String> + Send + 'static,
+) -> Response {
     let body = Body::from_stream(pieces.map(|piece| Ok::<_, Infallible>(Bytes::from(piece))));
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -519,7 +557,13 @@ fn csv_row(report: &StepReport, keys: &[String]) -> String {
     let step = report.step.map(|step| step.to_string()).unwrap_or_default();
     let figures: Vec<String> = keys
         .iter()
-        .map(|key| report.metrics.get(key).map(f64::to_string).unwrap_or_default())
+        .map(|key| {
+            report
+                .metrics
+                .get(key)
+                .map(f64::to_string)
+                .unwrap_or_default()
+        })
         .collect();
     let run = harmless(&report.run);
     let names = [run.as_str(), &step, &report.from, &report.to];

@@ -15,6 +15,7 @@ mod api_delivery;
 mod api_failing;
 mod api_reports;
 mod api_security;
+mod api_settings;
 mod bounds;
 mod cases;
 mod client;

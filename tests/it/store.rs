@@ -52,6 +52,7 @@ pub fn params(now: Timestamp) -> StartParams {
             session_idle_close: Some(Span::from_secs(20)),
             ..Policy::default()
         },
+        reset_settings: false,
         fleet: FleetConfig {
             has_router: true,
             static_engines: Default::default(),

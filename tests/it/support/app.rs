@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvgate::clock::Clock;
+use kvgate::config::Origins;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::history::History;
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
@@ -43,6 +44,8 @@ pub struct Builder {
     pub allowed_hosts: Vec<String>,
     /// Without progress of the writer for longer, `/healthz` fails.
     pub stuck_after: Span,
+    /// Where configured settings come from.
+    pub origins: Origins,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
 }
@@ -87,6 +90,7 @@ impl Default for Builder {
             limits: Limits::default(),
             allowed_hosts: Vec::new(),
             stuck_after: http::STUCK_AFTER,
+            origins: Origins::default(),
             ready: true,
         }
     }
@@ -191,6 +195,7 @@ impl Builder {
         let address = listener.address();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
+            reset_settings: false,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: self
@@ -209,7 +214,9 @@ impl Builder {
             bound: vec![address],
             allowed_hosts: self.allowed_hosts,
             default_ttl: Span::from_secs(600),
+            configured: Vec::new(),
             stuck_after: self.stuck_after,
+            origins: self.origins,
         };
         let app = App::new(
             gate.clone(),
@@ -309,6 +316,11 @@ impl TestApp {
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
         self.send(self.client.post(self.url(path)).json(body)).await
+    }
+
+    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.client.patch(self.url(path)).json(body))
+            .await
     }
 
     /// Posts a text as JSON, whatever it is.
