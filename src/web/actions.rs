@@ -743,9 +743,10 @@ async fn closing(app: &App, sessions: &[SessionId]) -> Result<Effect, Fault> {
     }
     sentences.push(if leases > 0 {
         format!(
-            "{} with {} tokens held: the engines are told when the last one has ended.",
-            counted(leases, "lease is", "leases are"),
-            grouped(tokens)
+            "{} with {} tokens {} held: the engines are told when the last one has ended.",
+            counted(leases, "lease", "leases"),
+            grouped(tokens),
+            if leases == 1 { "is" } else { "are" }
         )
     } else {
         "No lease is held: the engines are told at once.".to_owned()

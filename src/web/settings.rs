@@ -385,7 +385,6 @@ fn store(look: &Look) -> StorePart {
             ("Build", build_kind().to_owned(), ""),
             ("Started", moment(&state.started_at), ""),
             ("Runs for", duration(look.app.uptime()), ""),
-            ("API", "openapi.json, version, metrics".to_owned(), ""),
         ],
     }
 }

@@ -26,6 +26,7 @@ mod fleet_http;
 mod gate;
 mod metrics;
 mod page;
+mod page_actions;
 mod process;
 mod readings;
 mod real_engine;
