@@ -33,6 +33,7 @@ use crate::config::{Config, ConfigError, Layer, Origins};
 use crate::demo::{Agents, AgentsSpec, DemoError, FakeFleet, FleetSpec};
 use crate::fleet::close_support::CloseSupport;
 use crate::fleet::closer::{Closer, CloserError};
+use crate::fleet::dialect::Prefix;
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::gate::{self, Gate, Phase, WriterConfig};
 use crate::history::{History, Sampler};
@@ -530,6 +531,11 @@ fn shown(round: &Round, found: RoundDetails) -> FleetDetails {
             .map(|(engine, details)| {
                 let shown = http::EngineDetails {
                     close_support: details.close_support.map(CloseSupport::has_effect),
+                    version: details
+                        .server
+                        .as_ref()
+                        .and_then(|server| server.version.clone()),
+                    dialect: details.prefix.map(Prefix::mark),
                     readings: details.readings,
                 };
                 (engine.as_str().to_owned(), shown)

@@ -58,6 +58,10 @@ pub struct FleetDetails {
 pub struct EngineDetails {
     /// Whether it takes session closes; `None` while that is not known.
     pub close_support: Option<bool>,
+    /// Version of its software, as it says itself.
+    pub version: Option<String>,
+    /// How its metrics are spelled, once they were read: what stands behind the name of the software.
+    pub dialect: Option<&'static str>,
     /// Readings by result, since it was first asked.
     pub readings: Readings,
 }

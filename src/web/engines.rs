@@ -384,7 +384,7 @@ fn row(
         name: bare(&engine.url).to_owned(),
         counted: engine.counted,
         word: word(engine),
-        about: about(engine),
+        about: about(engine, details),
         told: format!(
             "{usage} in use: {} locked, {} cached, {} free of {} tokens",
             tokens(engine.used),
@@ -421,9 +421,9 @@ fn row(
         error: engine.last_error.clone(),
         readings: readings(engine, details),
         closes: match engine.close_support {
-            Some(true) => "takes them",
-            Some(false) => "has none",
-            None => "not known",
+            Some(true) => "taken",
+            Some(false) => "no such call",
+            None => "–",
         },
         closes_failed: (failed > 0).then(|| {
             format!(
@@ -448,11 +448,13 @@ fn word(engine: &Engine) -> &'static str {
     }
 }
 
-fn about(engine: &Engine) -> String {
+fn about(engine: &Engine, details: Option<&EngineDetails>) -> String {
     let mut parts = Vec::new();
+    let version = details.and_then(|details| details.version.as_deref());
+    let version = version.map_or_else(String::new, |version| format!(" {version}"));
     match engine.kind {
-        Some(EngineKind::Sglang) => parts.push("SGLang".to_owned()),
-        Some(EngineKind::Vllm) => parts.push("vLLM".to_owned()),
+        Some(EngineKind::Sglang) => parts.push(format!("SGLang{version}")),
+        Some(EngineKind::Vllm) => parts.push(format!("vLLM{version}")),
         None => {}
     }
     match engine.role {
@@ -464,7 +466,7 @@ fn about(engine: &Engine) -> String {
     if let Some(ranks) = engine.ranks.filter(|ranks| *ranks > 1) {
         parts.push(format!("{ranks} ranks"));
     }
-    parts.push(format!("since epoch {}", grouped(engine.joined_epoch)));
+    parts.push(format!("epoch {}", grouped(engine.joined_epoch)));
     parts.join(" · ")
 }
 
@@ -509,6 +511,13 @@ fn readings(engine: &Engine, details: Option<&EngineDetails>) -> String {
         Some(ReadingSource::Loads) => parts.push("loads".to_owned()),
         Some(ReadingSource::Metrics) => parts.push("metrics".to_owned()),
         None => {}
+    }
+    // How the metrics are spelled tells which configuration the engine was started in.
+    if let (Some(mark), Some(kind)) = (details.and_then(|details| details.dialect), engine.kind) {
+        parts.push(match kind {
+            EngineKind::Sglang => format!("sglang{mark}*"),
+            EngineKind::Vllm => format!("vllm{mark}*"),
+        });
     }
     if let Some(details) = details {
         let of = |good: bool| -> u64 {

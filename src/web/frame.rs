@@ -21,6 +21,7 @@ struct Base<'a> {
     assets: &'static str,
     title: &'a str,
     epoch: u64,
+    refresh: Option<u8>,
     parts: &'a Parts,
     marks: &'a str,
     body: &'a str,
@@ -183,11 +184,22 @@ pub(super) fn page(
         assets: assets::version(),
         title: &screen.title,
         epoch: state.epoch,
+        refresh: refresh(screen.tab),
         parts: &screen.parts,
         marks,
         body,
     }
     .render()
+}
+
+/// Without script a page loads itself anew after so many seconds: later where rows are chosen, and
+/// never where text is typed.
+const fn refresh(tab: Tab) -> Option<u8> {
+    match tab {
+        Tab::Overview | Tab::Engines | Tab::Decisions | Tab::Steps => Some(5),
+        Tab::Queue | Tab::Leases | Tab::Sessions => Some(30),
+        Tab::Settings => None,
+    }
 }
 
 /// A page for what cannot be shown.

@@ -536,6 +536,7 @@ fn reports(app: App, run: Option<String>) -> impl Stream<Item = Vec<StepReport>>
             Some((wanted.collect(), next))
         }
     })
+    .fuse()
 }
 
 fn file(

@@ -14,6 +14,7 @@ async fn start() -> TestApp {
     let Builder { policy, .. } = Builder::default();
     let policy = Policy {
         session_lifecycle: true,
+        claim_grace: Span::from_secs(60),
         ..policy
     };
     Builder {
@@ -50,7 +51,9 @@ fn encoded(text: &str) -> String {
 
 /// Acts, and gives back the page that it leads to.
 async fn act(app: &TestApp, fields: &[Field<'_>]) -> Answer {
-    let answer = send(app, "/act", fields).await;
+    let mut fields = fields.to_vec();
+    fields.push(("back", "settings?q=x"));
+    let answer = send(app, "/act", &fields).await;
     assert_eq!(answer.status, 303, "{}", answer.text);
     let location = answer.header("location").unwrap();
     assert!(
@@ -106,7 +109,7 @@ async fn set3_the_gate_is_paused_and_resumed() {
         "1 held lease with 900 tokens stays until given back or expired.",
     );
     says(&page, "Pause gate");
-    let page = act(&app, &[("do", "pause"), ("back", "queue?q=x")]).await;
+    let page = act(&app, &[("do", "pause")]).await;
     assert_eq!(page.status, 200);
     says(&page, "Set paused from off to on.");
     let state = app.get("/v1/state").await.json();
@@ -284,11 +287,7 @@ async fn leases_are_revoked() {
     let page = confirm(&app, &format!("do=revoke&lease={lease}")).await;
     says(&page, "Releases 900 of 900 reserved tokens.");
     says(&page, "Ticket next is next and fits.");
-    let page = act(
-        &app,
-        &[("do", "revoke"), ("lease", &lease), ("back", "leases")],
-    )
-    .await;
+    let page = act(&app, &[("do", "revoke"), ("lease", &lease)]).await;
     says(&page, "1 lease revoked.");
     assert_eq!(app.get(&format!("/v1/leases/{lease}")).await.status, 410);
     assert_eq!(app.get("/v1/state").await.json()["budget"]["reserved"], 200);
@@ -308,7 +307,8 @@ async fn leases_are_revoked() {
         1,
         "what changed nothing is not in the audit"
     );
-    assert_eq!(app.get("/confirm?do=revoke&lease=1-0").await.status, 200);
+    let page = confirm(&app, "do=revoke&lease=1-0000000000000000").await;
+    says(&page, "No lease with this id was ever issued.");
     assert_eq!(
         app.get("/confirm?do=revoke&lease=nonsense").await.status,
         404
