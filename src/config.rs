@@ -719,6 +719,9 @@ mod tests {
         let config = load(flags, &env, file).unwrap();
         assert_eq!(config.policy.headroom, Ppm::clamped(500_000));
         assert_eq!(shown(&config, "admission_headroom"), ("0.5".into(), "flag"));
+        assert_eq!(config.origins.of(Setting::Headroom), Origin::Flag);
+        assert_eq!(config.origins.of(Setting::ProgramAdmission), Origin::Env);
+        assert_eq!(config.origins.of(Setting::MaxWait), Origin::Default);
         assert_eq!(config.policy.claim_grace, Span::from_secs(20));
         assert_eq!(shown(&config, "claim_grace_s").1, "env");
         assert_eq!(config.policy.max_waiting, 5);
@@ -863,6 +866,11 @@ mod tests {
     fn admission_numbers_are_free_while_admission_is_off() {
         let config = load(Layer::default(), &[], "admission_headroom = 7.0").unwrap();
         assert!(!config.policy.program_admission);
+        let on = Policy {
+            program_admission: true,
+            ..config.policy
+        };
+        assert_eq!(on.validated(), Err(policy::PolicyError::Headroom));
     }
 
     #[test]

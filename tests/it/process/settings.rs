@@ -99,3 +99,35 @@ async fn set1_a_start_refuses_what_does_not_fit() {
         json!({"value": false, "origin": "default"})
     );
 }
+
+/// SET4, CLO10: what closes come to is told while closes are on, which may begin and end at run time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn set4_notices_of_closes_follow_the_setting() {
+    let fleet = fleet().await;
+    let data = tempfile::tempdir().unwrap();
+    let mut gate = Kvgate::serve(data.path(), &["--router", &fleet.router_url()]);
+    let told = async |gate: &Kvgate| {
+        let state = gate.get("/v1/state").await;
+        let notices = state["notices"].as_array().unwrap().clone();
+        let codes = notices.into_iter().map(|notice| notice["code"].clone());
+        codes.collect::<Vec<Value>>()
+    };
+    assert_eq!(told(&gate).await, Vec::<Value>::new());
+    let lifecycle = |on: bool| json!({"session_lifecycle": on});
+    gate.patch("/v1/settings", &lifecycle(true)).await;
+    gate.wait_for_log("session closes at an engine");
+    while told(&gate).await.is_empty() {}
+    let closed = gate
+        .post("/v1/sessions/s/close?wait_s=20", &json!({}))
+        .await;
+    assert_eq!(
+        (closed.status, &closed.body["state"]),
+        (202, &json!("done"))
+    );
+    gate.patch("/v1/settings", &lifecycle(false)).await;
+    while !told(&gate).await.is_empty() {}
+    let refused = gate.post("/v1/sessions/s/close", &json!({})).await;
+    assert_eq!(refused.body, json!({"state": "disabled"}));
+    gate.patch("/v1/settings", &lifecycle(true)).await;
+    gate.wait_for_log("session closes at an engine");
+}

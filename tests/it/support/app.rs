@@ -46,6 +46,8 @@ pub struct Builder {
     pub stuck_after: Span,
     /// Where configured settings come from.
     pub origins: Origins,
+    /// The start returns what was set at run time to what is configured.
+    pub resets: bool,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
 }
@@ -91,6 +93,7 @@ impl Default for Builder {
             allowed_hosts: Vec::new(),
             stuck_after: http::STUCK_AFTER,
             origins: Origins::default(),
+            resets: false,
             ready: true,
         }
     }
@@ -195,7 +198,7 @@ impl Builder {
         let address = listener.address();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
-            reset_settings: false,
+            reset_settings: self.resets,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: self
