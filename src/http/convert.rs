@@ -16,7 +16,7 @@ use kvgate_core::effect::{
 use kvgate_core::ids::{EngineId, IdError, Label, SessionId, TicketId};
 use kvgate_core::policy::ttl_in_range;
 use kvgate_core::state::{EpochCause, EpochEntry};
-use kvgate_core::tally::{CancelledHow, LocalBypass};
+use kvgate_core::tally::{CancelledHow, LeaseEnd, LocalBypass};
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Ppm, Span, TOKENS_MAX, Timestamp, Tokens};
 
@@ -455,6 +455,7 @@ pub(super) fn close(intent: &CloseIntent, shown: &Shown) -> wire::Close {
             .map(|(engine, target)| close_engine(engine, target))
             .collect(),
         counts: close_counts(intent),
+        failed: intent.has_failed(),
         not_aborted: intent.not_aborted.iter().map(text).collect(),
     }
 }
@@ -618,6 +619,16 @@ pub(super) const fn cancelled_word(how: CancelledHow) -> &'static str {
         CancelledHow::SessionClosed => "session_closed",
         CancelledHow::Dropped => "dropped",
         CancelledHow::TakenBack => "taken_back",
+    }
+}
+
+/// How a held lease ended.
+pub(super) const fn lease_end_word(how: LeaseEnd) -> &'static str {
+    match how {
+        LeaseEnd::Released => "released",
+        LeaseEnd::Expired => "expired",
+        LeaseEnd::Revoked => "revoked",
+        LeaseEnd::Cancelled => "cancelled",
     }
 }
 
