@@ -50,7 +50,7 @@ use crate::store::CopyPieces;
 
 pub use outage::KEPT_MAX;
 pub use record::Recorder;
-pub use stats::CommitStats;
+pub use stats::{CommitStats, Waits};
 pub use waiters::SlotId;
 use writer::weight;
 pub use writer::{FirstOpen, WriterConfig, spawn};

@@ -6,6 +6,7 @@ mod format;
 mod frame;
 mod overview;
 mod page;
+mod why;
 
 use axum::Router;
 use axum::routing::get;
