@@ -591,7 +591,8 @@ pub(super) const fn wire_scope(scope: Scope) -> wire::Scope {
 }
 
 /// Why a request goes ahead without a lease, in the word of the answer.
-pub(super) const fn bypass_word(reason: BypassReason) -> &'static str {
+#[must_use]
+pub const fn bypass_word(reason: BypassReason) -> &'static str {
     match reason {
         BypassReason::Disabled => "disabled",
         BypassReason::OutOfScope => "out_of_scope",
@@ -604,7 +605,8 @@ pub(super) const fn bypass_word(reason: BypassReason) -> &'static str {
 }
 
 /// Why a request waits, in the word of the answer.
-pub(super) const fn wait_word(reason: WaitReason) -> &'static str {
+#[must_use]
+pub const fn wait_word(reason: WaitReason) -> &'static str {
     match reason {
         WaitReason::BehindOlder => "behind_older",
         WaitReason::PressureGuard => "pressure_guard",

@@ -1,14 +1,7 @@
 //! Links between pages. All are relative and flat, so that they hold under whatever path the service
 //! stands behind.
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-
-/// What stays as it is in a query value.
-const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'_')
-    .remove(b'.')
-    .remove(b'~');
+use super::format::escaped;
 
 /// A page with these parameters; those without a value are left out.
 pub(super) fn link(page: &str, parameters: &[(&str, &str)]) -> String {
@@ -18,7 +11,7 @@ pub(super) fn link(page: &str, parameters: &[(&str, &str)]) -> String {
         link.push(joint);
         link.push_str(name);
         link.push('=');
-        link.extend(utf8_percent_encode(value, ENCODED));
+        link.push_str(&escaped(value));
         joint = '&';
     }
     link

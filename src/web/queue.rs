@@ -7,10 +7,11 @@ use kvgate_core::command::{SLICE_MAX, Slice};
 use kvgate_core::effect::WaiterView;
 use kvgate_core::ids::{Issue, RowNo};
 
-use super::format::{duration, grouped, secs};
+use super::format::{about, grouped, secs, span};
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
-use super::rows::{Asked, Field, Pager, ROWS, WaiterRow, known, width};
-use super::why::{self, Why};
+use super::rows::{Asked, Field, Pager, ROWS, WaiterRow, known};
+use super::link::to;
+use super::why::{self, HOLDERS_AMONG, Why};
 use crate::http::read;
 
 /// Columns of the histogram of ages.
@@ -36,6 +37,7 @@ pub(super) struct Waiters {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
     pub(super) total: String,
+    pub(super) count: u64,
     /// The list is the whole queue, whose figures are those of the state.
     pub(super) is_queue: bool,
     pub(super) tokens: Option<String>,
@@ -105,26 +107,16 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
     let view = &shown.view;
     let head = oldest.first();
     let head_waits_for = head.map(|head| why::waits_for(&head.status, view));
-    let slice = Slice {
-        from: Issue(0),
-        rows: SLICE_MAX,
-    };
     let mut parts = Parts::default();
     let card = match head {
         None => None,
-        Some(head) => {
-            let leases = gate.list_leases(slice).await;
-            let leases = leases.map(|page| page.items).unwrap_or_default();
-            let holders = why::holders(&leases);
-            let rate = why::grant_rate(&look.app, shown.now);
-            Some(HeadCard {
-                ticket: head.ticket.as_str().to_owned(),
-                href: super::link::to("ticket", head.ticket.as_str()),
-                session: head.session.as_str().to_owned(),
-                session_href: super::link::to("session", head.session.as_str()),
-                why: Why::of(head, Some(head), &shown, &holders, rate),
-            })
-        }
+        Some(head) => Some(HeadCard {
+            ticket: head.ticket.as_str().to_owned(),
+            href: to("ticket", head.ticket.as_str()),
+            session: head.session.as_str().to_owned(),
+            session_href: to("session", head.session.as_str()),
+            why: why_of(&look, head, Some(head)).await,
+        }),
     };
     parts.add(
         "p-head",
@@ -164,9 +156,10 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
             id: "p-waiters",
             title: "Waiters",
             total: grouped(total),
+            count: total,
             is_queue,
             tokens: is_queue.then(|| grouped(look.state.queue.tokens)),
-            max_wait: duration(view.policy.max_wait),
+            max_wait: about(view.policy.max_wait),
             rows: rows
                 .take(ROWS)
                 .map(|waiter| WaiterRow::new(waiter, head_waits_for.as_deref()))
@@ -188,6 +181,21 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
         parts,
         layout: |parts| Layout { parts }.render(),
     })
+}
+
+/// Why a waiter waits. Who holds the tokens is looked for in one slice of the leases.
+pub(super) async fn why_of(look: &Look, waiter: &WaiterView, head: Option<&WaiterView>) -> Why {
+    let slice = Slice {
+        from: Issue(0),
+        rows: HOLDERS_AMONG,
+    };
+    let leases = look.app.gate().list_leases(slice).await;
+    let leases = leases.map(|page| page.items).unwrap_or_default();
+    let shown = look.app.shown();
+    let view = &shown.view;
+    let holders = why::holders(&leases, view);
+    let rate = why::grant_rate(&look.app, view, shown.now);
+    Why::of(waiter, head, view, holders, leases.len(), rate)
 }
 
 /// How many wait how long, by twelfths of the longest wait.
@@ -231,8 +239,8 @@ fn ages(oldest: &[WaiterView], max_wait_s: f64, waiting: u64) -> Ages {
     let seen = oldest.len() as u64;
     Ages {
         columns: columns.collect(),
-        max_wait: secs(max_wait_s),
-        half: secs(max_wait_s / 2.0),
+        max_wait: about(span(max_wait_s)),
+        half: about(span(max_wait_s / 2.0)),
         label: format!(
             "Ages of {} waiters; {} of them have waited three quarters of the longest wait or more.",
             grouped(seen),
@@ -246,7 +254,6 @@ fn ages(oldest: &[WaiterView], max_wait_s: f64, waiting: u64) -> Ages {
     }
 }
 
-/// Used by tests of widths only through the page.
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,6 +264,5 @@ mod tests {
         assert_eq!(ages.columns.len(), AGES);
         assert!(ages.columns.iter().all(|column| column.height == "0.0"));
         assert_eq!(ages.note, "all 0");
-        assert_eq!(width(0.0, 0.0), "0.0");
     }
 }

@@ -5,7 +5,7 @@ use kvgate_api::{
     WaitReason, Waiter,
 };
 
-use super::format::{grouped, secs};
+use super::format::{clock_part, counted, grouped, secs};
 use super::link::{link, to};
 use super::page::Look;
 use crate::http::{Fault, Query, Shown};
@@ -24,11 +24,6 @@ const NONE: &str = "–";
 /// A stable id of a row, whatever the text is: an id in a page has no blanks.
 pub(super) fn row_id(kind: &str, text: &str) -> String {
     format!("{kind}-{:08x}", crc32fast::hash(text.as_bytes()))
-}
-
-/// Hours, minutes, seconds and milliseconds of a time of the API, which is in UTC.
-pub(super) fn time_of_day(at: &str) -> String {
-    at.get(11..23).unwrap_or(at).to_owned()
 }
 
 /// Day and time of a time of the API.
@@ -278,7 +273,7 @@ pub(super) struct LeaseRow {
     pub(super) left_width: String,
     /// Less than a tenth of its life is left.
     pub(super) is_near: bool,
-    pub(super) epoch: u64,
+    pub(super) epoch: String,
     pub(super) scope: &'static str,
     pub(super) client: String,
     pub(super) request: String,
@@ -300,7 +295,7 @@ impl LeaseRow {
             left: secs(lease.expires_in_s),
             left_width: width(lease.expires_in_s, lease.ttl_s),
             is_near: lease.expires_in_s < lease.ttl_s * 0.1,
-            epoch: lease.epoch,
+            epoch: grouped(lease.epoch),
             scope: scope_word(lease.scope),
             client: or_none(lease.client.as_deref()),
             request: or_none(lease.request_id.as_deref()),
@@ -432,8 +427,7 @@ fn close_note(close: &Close) -> String {
             let why = status.or(engine.last_error.clone()).unwrap_or_default();
             match engine.attempts {
                 0 => why,
-                1 => format!("{why} · 1 attempt"),
-                attempts => format!("{why} · {attempts} attempts"),
+                attempts => format!("{why} · {}", counted(u64::from(attempts), "attempt")),
             }
         }
         (CloseState::Delivering, None) => "in flight".to_owned(),
@@ -562,7 +556,7 @@ pub(super) struct DecisionRow {
     pub(super) full_ceiling: String,
     pub(super) waiting: String,
     pub(super) pressure: String,
-    pub(super) epoch: u64,
+    pub(super) epoch: String,
 }
 
 fn share(share: f64) -> String {
@@ -604,7 +598,7 @@ impl DecisionRow {
         Self {
             number: decision.number,
             at: decision.at.clone(),
-            time: time_of_day(&decision.at),
+            time: clock_part(&decision.at).to_owned(),
             word,
             class,
             ticket: decision.ticket_id.clone(),
@@ -636,7 +630,7 @@ impl DecisionRow {
                 Some(worst) => format!("{} of {threshold}", share(worst)),
                 None => format!("unknown, threshold {threshold}"),
             },
-            epoch: decision.epoch,
+            epoch: grouped(decision.epoch),
         }
     }
 }
@@ -647,7 +641,6 @@ mod tests {
 
     #[test]
     fn times_and_widths() {
-        assert_eq!(time_of_day("2026-11-30T00:53:20.123Z"), "00:53:20.123");
         assert_eq!(
             day_and_time("2026-11-30T00:53:20.123Z"),
             "2026-11-30 00:53:20 UTC"
