@@ -495,7 +495,10 @@ fn explanation(entry: &DecisionEntry) -> String {
                 LeaseEnd::Cancelled => "Its ticket was cancelled",
             };
             let left = short(*reserved, entry.reservation);
-            format!("{how} after {held:.1} s; {left} of {} stay reserved.", ceiling.get())
+            format!(
+                "{how} after {held:.1} s; {left} of {} stay reserved.",
+                ceiling.get()
+            )
         }
     }
 }

@@ -132,7 +132,9 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
                 }
             }),
             newest: (after || before).then(|| asked.with(&[])),
-            newer: last.filter(|_| before || (after && read.more)).map(to_newer),
+            newer: last
+                .filter(|_| before || (after && read.more))
+                .map(to_newer),
             older: first.filter(|_| after || read.more).map(to_older),
         },
     )?;

@@ -16,8 +16,8 @@ use super::link::{link, to};
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
 use super::queue::{Waiters, why_of};
 use super::rows::{
-    CloseRow, LeaseRow, Now, WaiterRow, can_retry, close_class, close_state_word,
-    day_and_time, engine_state_class, engine_state_word, or_none, session_state, tokens_of,
+    CloseRow, LeaseRow, Now, WaiterRow, can_retry, close_class, close_state_word, day_and_time,
+    engine_state_class, engine_state_word, or_none, session_state, tokens_of,
 };
 use super::sessions::Closes;
 use super::why::{self, Why};
@@ -264,7 +264,11 @@ fn ticket_facts(
         TicketAnswer::Admit(admit) => {
             acts.push(cancel("Cancel ticket"));
             let lease = &admit.lease_id;
-            facts.push(fact("Lease", lease.clone()).leads(to("lease", lease)).field("lease_id"));
+            facts.push(
+                fact("Lease", lease.clone())
+                    .leads(to("lease", lease))
+                    .field("lease_id"),
+            );
             facts.push(tokens(admit.reservation_tokens));
             facts.push(fact("Waited", secs(admit.waited_s)).field("waited_s"));
             facts.push(fact("Lease ends in", secs(admit.expires_in_s)).field("expires_in_s"));
@@ -414,7 +418,9 @@ async fn build_lease(look: Look) -> Result<Screen, Trouble> {
                 fact("Ends in", row.left).field("expires_in_s"),
                 fact("Ends", day_and_time(&lease.expires_at)),
                 fact("Life", secs(lease.ttl_s)).field("ttl_s"),
-                fact("Ticket", row.ticket).leads(row.ticket_href).field("ticket_id"),
+                fact("Ticket", row.ticket)
+                    .leads(row.ticket_href)
+                    .field("ticket_id"),
                 session_fact(&lease.session_id),
                 fact("Epoch", grouped(lease.epoch)).field("epoch"),
                 fact("Scope", row.scope).field("scope"),
@@ -436,8 +442,9 @@ async fn build_lease(look: Look) -> Result<Screen, Trouble> {
                     class: if near { "wait" } else { "admit" },
                     facts,
                     acts: look.can_act.then_some(revoke).into_iter().collect(),
-                    note: "It ends when its holder gives it back, or when nobody renews it in time."
-                        .to_owned(),
+                    note:
+                        "It ends when its holder gives it back, or when nobody renews it in time."
+                            .to_owned(),
                 },
             )?;
             decided(&look, "ticket_id", &lease.ticket_id, &mut parts).await?;
@@ -644,7 +651,10 @@ fn close_parts(look: &Look, close: &Close, parts: &mut Parts) -> Result<(), Trou
     });
     let facts = vec![
         session_fact(&close.session_id),
-        fact("Asked for", format!("{} ago, {}", row.age, row.requested_at)),
+        fact(
+            "Asked for",
+            format!("{} ago, {}", row.age, row.requested_at),
+        ),
         fact("Engines settled", row.settled),
         fact("Mode", mode),
         fact("Reason", or_none(reason)),

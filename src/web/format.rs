@@ -172,7 +172,10 @@ mod tests {
         );
         assert_eq!(secs(1.449), "1.4 s");
         assert_eq!(secs(-1.0), "0.0 s");
-        assert_eq!(escaped("a/b c?&\"'ü-._~"), "a%2Fb%20c%3F%26%22%27%C3%BC-._~");
+        assert_eq!(
+            escaped("a/b c?&\"'ü-._~"),
+            "a%2Fb%20c%3F%26%22%27%C3%BC-._~"
+        );
         assert_eq!(clock_part("2026-11-30T00:53:20.123Z"), "00:53:20.123");
         assert_eq!(duration(Span::from_millis(1_449)), "1.4 s");
         assert_eq!(duration(Span::from_secs(252)), "4 m 12 s");

@@ -150,7 +150,8 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
         &Stream {
             id: "p-expired",
             title: "Expired lately",
-            note: "newest first · their holders neither renewed nor gave them back in time".to_owned(),
+            note: "newest first · their holders neither renewed nor gave them back in time"
+                .to_owned(),
             none: "No lease expired among the decisions that are remembered.".to_owned(),
             more: Some("decisions?action=ended&reason=expired".to_owned()),
             rows,

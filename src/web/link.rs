@@ -28,7 +28,10 @@ mod tests {
 
     #[test]
     fn ids_are_encoded_and_empty_values_left_out() {
-        assert_eq!(to("ticket", "a/b c&d\"<é"), "ticket?id=a%2Fb%20c%26d%22%3C%C3%A9");
+        assert_eq!(
+            to("ticket", "a/b c&d\"<é"),
+            "ticket?id=a%2Fb%20c%26d%22%3C%C3%A9"
+        );
         assert_eq!(
             link("queue", &[("q", ""), ("scope", "train"), ("client", "x")]),
             "queue?scope=train&client=x"

@@ -8,9 +8,9 @@ use kvgate_core::effect::WaiterView;
 use kvgate_core::ids::{Issue, RowNo};
 
 use super::format::{about, grouped, secs, span};
+use super::link::to;
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
 use super::rows::{Asked, Field, Pager, ROWS, WaiterRow, known};
-use super::link::to;
 use super::why::{self, HOLDERS_AMONG, Why};
 use crate::http::read;
 
@@ -128,7 +128,10 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
         },
     )?;
     let max_wait_s = std::time::Duration::from_millis(view.policy.max_wait.millis()).as_secs_f64();
-    parts.add("p-ages", &ages(&oldest, max_wait_s, look.state.queue.waiting))?;
+    parts.add(
+        "p-ages",
+        &ages(&oldest, max_wait_s, look.state.queue.waiting),
+    )?;
     parts.add(
         "p-filter",
         &Filter {

@@ -388,7 +388,11 @@ fn cells(close: &Close) -> Cells {
     let parts: Vec<String> = counts
         .clone()
         .map(|(state, count)| {
-            format!("{} {}", grouped(u64::from(*count)), engine_state_word(*state))
+            format!(
+                "{} {}",
+                grouped(u64::from(*count)),
+                engine_state_word(*state)
+            )
         })
         .collect();
     let total: usize = close
@@ -520,10 +524,10 @@ impl SessionRow {
             leases: grouped(session.leases.len() as u64),
             waiting: grouped(session.waiting.len() as u64),
             tokens: grouped(tokens_of(&session.leases)),
-            last_use: session.last_use_at.as_deref().map_or_else(
-                || NONE.to_owned(),
-                |at| format!("{} ago", now.age(at)),
-            ),
+            last_use: session
+                .last_use_at
+                .as_deref()
+                .map_or_else(|| NONE.to_owned(), |at| format!("{} ago", now.age(at))),
             closes: grouped(session.closes.len() as u64),
             close: (lifecycle && !closing).then(close),
         }
@@ -590,9 +594,13 @@ impl DecisionRow {
         };
         let is_end = decision.action == DecisionAction::Ended;
         let sum = if is_end {
-            decision.reserved.saturating_sub(decision.reservation_tokens)
+            decision
+                .reserved
+                .saturating_sub(decision.reservation_tokens)
         } else {
-            decision.reserved.saturating_add(decision.reservation_tokens)
+            decision
+                .reserved
+                .saturating_add(decision.reservation_tokens)
         };
         let threshold = share(decision.pressure_threshold);
         Self {

@@ -67,12 +67,18 @@ async fn exact(app: &App, text: &str) -> Vec<String> {
     let gate = app.gate();
     let mut found = Vec::new();
     if let Ok(ticket) = TicketId::new(text)
-        && gate.read_ticket(ticket).await.is_ok_and(|view| view.is_some())
+        && gate
+            .read_ticket(ticket)
+            .await
+            .is_ok_and(|view| view.is_some())
     {
         found.push(to("ticket", text));
     }
     if let Ok(session) = SessionId::new(text)
-        && gate.read_session(session).await.is_ok_and(|view| view.is_some())
+        && gate
+            .read_session(session)
+            .await
+            .is_ok_and(|view| view.is_some())
     {
         found.push(to("session", text));
     }

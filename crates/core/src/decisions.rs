@@ -118,11 +118,20 @@ impl DecisionsWanted {
     fn takes(&self, entry: &DecisionEntry) -> bool {
         let has = |text: &str| self.part.as_deref().is_none_or(|part| text.contains(part));
         (self.decided.is_empty() || self.decided.contains(&entry.decided))
-            && self.ticket.as_ref().is_none_or(|ticket| *ticket == entry.ticket)
+            && self
+                .ticket
+                .as_ref()
+                .is_none_or(|ticket| *ticket == entry.ticket)
             && (self.session.is_none() || self.session == entry.session)
             && (has(entry.ticket.as_str())
-                || entry.session.as_ref().is_some_and(|session| has(session.as_str()))
-                || entry.client.as_ref().is_some_and(|client| has(client.as_str())))
+                || entry
+                    .session
+                    .as_ref()
+                    .is_some_and(|session| has(session.as_str()))
+                || entry
+                    .client
+                    .as_ref()
+                    .is_some_and(|client| has(client.as_str())))
     }
 }
 
