@@ -584,6 +584,7 @@ async fn session_parts(
     }
     if !session.closes.is_empty() {
         let rows = session.closes.iter().take(RELATED);
+        let (rows, selects) = Closes::rows(rows, &now, look.can_act);
         parts.add(
             "p-closes",
             &Closes {
@@ -593,11 +594,11 @@ async fn session_parts(
                 count: session.closes.len() as u64,
                 is_all: false,
                 note: "newest first · delivered means taken by the engine, not freed".to_owned(),
-                rows: rows.map(|close| CloseRow::new(close, &now)).collect(),
+                rows,
                 pager: None,
                 more: None,
                 none: String::new(),
-                can_act: look.can_act,
+                selects,
                 failed: None,
             },
         )?;

@@ -563,6 +563,30 @@ pub(super) struct DecisionRow {
     pub(super) epoch: String,
 }
 
+/// A sentence of the API with its numbers in groups of three digits.
+fn with_groups(sentence: &str) -> String {
+    let mut grouped_text = String::with_capacity(sentence.len() + 8);
+    let mut digits = String::new();
+    // What follows a point are decimals.
+    let mut is_whole = true;
+    for sign in sentence.chars().chain(['\0']) {
+        if sign.is_ascii_digit() {
+            digits.push(sign);
+            continue;
+        }
+        match digits.parse() {
+            Ok(number) if is_whole => grouped_text.push_str(&grouped(number)),
+            _ => grouped_text.push_str(&digits),
+        }
+        is_whole = sign != '.' || digits.is_empty();
+        digits.clear();
+        if sign != '\0' {
+            grouped_text.push(sign);
+        }
+    }
+    grouped_text
+}
+
 fn share(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
@@ -619,7 +643,7 @@ impl DecisionRow {
             scope: scope_word(decision.scope),
             tokens: grouped(decision.reservation_tokens),
             note,
-            explanation: decision.explanation.clone(),
+            explanation: with_groups(&decision.explanation),
             reserved: grouped(decision.reserved),
             sum: grouped(sum),
             is_end,
@@ -658,5 +682,17 @@ mod tests {
         assert_eq!(width(1.0, 0.0), "0.0");
         assert_eq!(row_id("w", "a b"), row_id("w", "a b"));
         assert!(!row_id("w", "a b").contains(' '));
+    }
+
+    #[test]
+    fn numbers_of_a_sentence_are_grouped() {
+        assert_eq!(
+            with_groups("31788 + 1383858 reserved <= 1432800 ceiling."),
+            "31,788 + 1,383,858 reserved <= 1,432,800 ceiling."
+        );
+        assert_eq!(
+            with_groups("It waited 1030.12345 s, 7 of 1000."),
+            "It waited 1,030.12345 s, 7 of 1,000."
+        );
     }
 }

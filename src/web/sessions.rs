@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use kvgate_api::Closes as Figures;
+use kvgate_api::{Close, Closes as Figures};
 
 use super::format::grouped;
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
@@ -44,7 +44,8 @@ pub(super) struct Closes {
     pub(super) pager: Option<Pager>,
     pub(super) more: Option<String>,
     pub(super) none: String,
-    pub(super) can_act: bool,
+    /// Some may be sent again.
+    pub(super) selects: bool,
     /// Closes that failed, when there are some and they may be sent again.
     pub(super) failed: Option<String>,
 }
@@ -122,6 +123,7 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
         },
     )?;
     let rows = closes.items.iter().take(CLOSES);
+    let (rows, selects) = Closes::rows(rows, &now, look.can_act);
     parts.add(
         "p-closes",
         &Closes {
@@ -131,12 +133,12 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
             count: closes.total,
             is_all: true,
             note: "delivered means taken by the engine, not freed".to_owned(),
-            rows: rows.map(|close| CloseRow::new(close, &now)).collect(),
+            rows,
             pager: None,
             more: Some("closes".to_owned()),
             none: no_closes.unwrap_or_else(|| "No session was closed yet.".to_owned()),
-            can_act: look.can_act,
-            failed: failed(&look),
+            selects,
+            failed: failed(&look).filter(|_| look.can_act),
         },
     )?;
     Ok(Screen {
@@ -156,6 +158,8 @@ async fn build_closes(look: Look) -> Result<Screen, Trouble> {
     let asked = Asked::new("closes", &look, CLOSE_FILTERS);
     let (list, trouble) = known(read::closes(&look.app, asked.to_read()).await)?;
     let now = Now::of(&look.app.shown());
+    let rows = list.items.iter().take(ROWS);
+    let (rows, selects) = Closes::rows(rows, &now, look.can_act);
     let mut parts = Parts::default();
     parts.add("p-lifecycle", &lifecycle(&look, Some(&asked)))?;
     let kept = ["state", "failed", "session_id"];
@@ -181,12 +185,7 @@ async fn build_closes(look: Look) -> Result<Screen, Trouble> {
             count: list.total,
             is_all: !asked.is_filtered(),
             note: "newest first".to_owned(),
-            rows: list
-                .items
-                .iter()
-                .take(ROWS)
-                .map(|close| CloseRow::new(close, &now))
-                .collect(),
+            rows,
             pager: Some(asked.pager(&list)),
             more: None,
             none: trouble.unwrap_or_else(|| {
@@ -196,8 +195,8 @@ async fn build_closes(look: Look) -> Result<Screen, Trouble> {
                     "No session was closed yet.".to_owned()
                 }
             }),
-            can_act: look.can_act,
-            failed: failed(&look),
+            selects,
+            failed: failed(&look).filter(|_| look.can_act),
         },
     )?;
     Ok(Screen {
@@ -206,6 +205,19 @@ async fn build_closes(look: Look) -> Result<Screen, Trouble> {
         parts,
         layout: |parts| ClosesLayout { parts }.render(),
     })
+}
+
+impl Closes {
+    /// The rows, and whether the viewer may send some of them again.
+    pub(super) fn rows<'a>(
+        closes: impl Iterator<Item = &'a Close>,
+        now: &Now,
+        can_act: bool,
+    ) -> (Vec<CloseRow>, bool) {
+        let rows: Vec<CloseRow> = closes.map(|close| CloseRow::new(close, now)).collect();
+        let selects = can_act && rows.iter().any(|row| row.retry.is_some());
+        (rows, selects)
+    }
 }
 
 fn failed(look: &Look) -> Option<String> {

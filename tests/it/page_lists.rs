@@ -224,7 +224,7 @@ async fn leases_show_holders_and_ends() {
     let all = page(&app, "/decisions?action=ended&reason=released").await;
     let rows = part(&all, "p-decisions");
     assert_eq!(rows.matches("class=\"st release\"").count(), 1);
-    assert!(rows.contains("700 of 1000 stay reserved"), "{rows}");
+    assert!(rows.contains("700 of 1,000 stay reserved"), "{rows}");
     let gone = app.get(&format!("/lease?id={id}")).await;
     assert_eq!(gone.status, 404);
     whole(&gone);
@@ -319,7 +319,7 @@ async fn decisions_are_narrowed_and_paged() {
     let rows = part(&first, "p-decisions");
     assert_eq!(ids(rows), known[..50]);
     assert_eq!(link(rows, "Newer"), None);
-    assert!(rows.contains("950 + 70 reserved is 20 more than the ceiling of 1000."));
+    assert!(rows.contains("950 + 70 reserved is 20 more than the ceiling of 1,000."));
     let older = link(rows, "Older").unwrap();
     let second = page(&app, &format!("/{older}")).await;
     let rows = part(&second, "p-decisions");
