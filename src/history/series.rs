@@ -177,9 +177,7 @@ pub(super) fn sample(
         Series::WaitP95 => waited(waits.map(|waits| waits.p95)),
         Series::WaitMax => waited(waits.map(|waits| waits.max)),
         Series::GrantRate => rate(|since| since.granted_after_wait),
-        Series::AgedRate => {
-            rate(|since| both(since, |scope| scope.bypasses(BypassReason::Aged)))
-        }
+        Series::AgedRate => rate(|since| both(since, |scope| scope.bypasses(BypassReason::Aged))),
         Series::DegradedRate => {
             rate(|since| both(since, |scope| scope.bypasses(BypassReason::Degraded)))
         }

@@ -61,6 +61,14 @@ pub(super) fn counted(count: u64, one: &str) -> String {
     format!("{} {one}{ending}", grouped(count))
 }
 
+/// A length of time that may be very short: `41 ms`, `4.1 s`.
+pub(super) fn precise(span: Span) -> String {
+    match span.millis() {
+        millis @ 0..1_000 => format!("{millis} ms"),
+        _ => duration(span),
+    }
+}
+
 /// A length of time without parts: `12 s`, `15 min`, `2 h`.
 pub(super) fn about(span: Span) -> String {
     let secs = (span.millis() + 500) / 1_000;
@@ -172,7 +180,10 @@ mod tests {
         );
         assert_eq!(secs(1.449), "1.4 s");
         assert_eq!(secs(-1.0), "0.0 s");
-        assert_eq!(escaped("a/b c?&\"'ü-._~"), "a%2Fb%20c%3F%26%22%27%C3%BC-._~");
+        assert_eq!(
+            escaped("a/b c?&\"'ü-._~"),
+            "a%2Fb%20c%3F%26%22%27%C3%BC-._~"
+        );
         assert_eq!(clock_part("2026-11-30T00:53:20.123Z"), "00:53:20.123");
         assert_eq!(duration(Span::from_millis(1_449)), "1.4 s");
         assert_eq!(duration(Span::from_secs(252)), "4 m 12 s");

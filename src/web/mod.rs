@@ -2,10 +2,12 @@
 //! the actions that are confirmed; each is complete without script.
 
 mod assets;
+mod checks;
 mod format;
 mod frame;
 mod overview;
 mod page;
+mod plot;
 mod why;
 
 use axum::Router;

@@ -214,7 +214,10 @@ mod tests {
         assert_eq!(drain(34, Some(2.0)), Some(Span::from_secs(17)));
         assert!(expected(&status(34, 20), None).starts_with("no grant"));
         let soon = expected(&status(34, 20), Some(2.0));
-        assert_eq!(soon, "in ≈ 17.0 s, at 2.0 grants a second in the last 2 min");
+        assert_eq!(
+            soon,
+            "in ≈ 17.0 s, at 2.0 grants a second in the last 2 min"
+        );
         assert!(expected(&status(34, 16), Some(2.0)).starts_with("it bypasses before"));
     }
 }
