@@ -46,7 +46,11 @@ impl Row {
             DecisionAction::Wait => (
                 "wait",
                 "wait".to_owned(),
-                format!("{reason}, {} before it", grouped(decision.waiting)),
+                if decision.reason == "behind_older" {
+                    format!("{} before it", grouped(decision.waiting))
+                } else {
+                    reason
+                },
             ),
             DecisionAction::Bypass if decision.reason == "aged" => ("aged", reason, waited),
             DecisionAction::Bypass => ("bypass", "bypass".to_owned(), reason),

@@ -72,7 +72,10 @@ impl EnginesPart {
             counted,
             all,
             router_failed: failure.is_some(),
-            router: failure.or_else(|| router.map(|router| router.kind.unwrap_or("router".into()))),
+            router: failure.or_else(|| {
+                let kind = router?.kind;
+                Some(kind.map_or("router".to_owned(), |kind| format!("router {kind}")))
+            }),
             rows: rows.map(|engine| Row::new(engine, threshold)).collect(),
             more: (more > 0).then(|| more.to_string()),
             threshold: format!("{:.0} %", threshold * 100.0),

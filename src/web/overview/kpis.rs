@@ -7,7 +7,7 @@ use kvgate_core::units::Span;
 
 use super::Moment;
 use crate::history::Series;
-use crate::web::format::{about, grouped, percent_of, precise, secs};
+use crate::web::format::{grouped, percent_of, precise, secs};
 use crate::web::plot::{self, Spark};
 
 /// Rates are taken over so long.
@@ -26,6 +26,8 @@ pub(super) struct Kpis {
 struct Kpi {
     href: &'static str,
     label: &'static str,
+    /// What the figure is, in full.
+    title: &'static str,
     value: String,
     unit: &'static str,
     /// The figure of `GET /v1/state` that it is.
@@ -107,12 +109,13 @@ const REASONS: [(BypassReason, &str); 5] = [
 fn waiting(moment: &Moment) -> Kpi {
     let queue = &moment.look.state.queue;
     let below = match queue.oldest_age_s {
-        Some(age) => format!("oldest {} · {} tokens", secs(age), grouped(queue.tokens)),
+        Some(age) => format!("oldest {}", secs(age)),
         None => "nothing waits".to_owned(),
     };
     Kpi {
         href: "queue",
         label: "Waiting",
+        title: "Tickets in line now",
         value: grouped(queue.waiting),
         unit: "",
         fig: Some("queue.waiting"),
@@ -131,6 +134,7 @@ fn wait(moment: &Moment) -> Kpi {
     Kpi {
         href: "queue",
         label: "Wait p95",
+        title: "Queue times of the grants of the last minute, of those that had to wait",
         value: waits.map_or_else(|| "–".to_owned(), |waits| precise(waits.p95)),
         unit: "",
         fig: None,
@@ -157,6 +161,7 @@ fn admitted(moment: &Moment) -> Kpi {
     Kpi {
         href: "decisions?action=admit",
         label: "Admitted",
+        title: "Grants at the rate of the last minute; the share of decisions that were put in line",
         value,
         unit: " /min",
         fig: None,
@@ -190,6 +195,7 @@ fn bypassed(moment: &Moment) -> Kpi {
     Kpi {
         href: "decisions?action=bypass",
         label: "Bypassed",
+        title: "Work that went ahead without a lease, at the rate of the last minute, by reason",
         value: minute.map_or_else(|| "–".to_owned(), |(over, _)| per_minute(all, over)),
         unit: " /min",
         fig: None,
@@ -203,16 +209,17 @@ fn leases(moment: &Moment) -> Kpi {
     let leases = &moment.look.state.leases;
     let oldest = leases.oldest_age_s.map_or("–".to_owned(), secs);
     let mut below = vec![plain(format!("oldest {oldest}"))];
-    if let Some((over, tally)) = counted(moment, RARE_OVER) {
+    if let Some((_, tally)) = counted(moment, RARE_OVER) {
         let expired = tally.ends(LeaseEnd::Expired);
         below.push(Note {
             class: if expired > 0 { "w" } else { "" },
-            text: format!("{} expired in {}", grouped(expired), about(over)),
+            text: format!("{} expired", grouped(expired)),
         });
     }
     Kpi {
         href: "leases",
         label: "Leases",
+        title: "Held leases; those that expired in the last 15 minutes",
         value: grouped(leases.count),
         unit: "",
         fig: Some("leases.count"),
@@ -240,6 +247,7 @@ fn closes(moment: &Moment) -> Kpi {
     Kpi {
         href: "sessions",
         label: "Closes",
+        title: "Session closes at the rate of the last minute; open ones, and those that failed",
         value: match minute {
             Some((over, tally)) if on => per_minute(tally.closes, over),
             _ => "–".to_owned(),

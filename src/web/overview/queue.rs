@@ -6,7 +6,7 @@ use kvgate_core::effect::WaiterView;
 use kvgate_core::view::View;
 
 use super::Moment;
-use crate::web::format::{about, duration, escaped, grouped};
+use crate::web::format::{about, cut, duration, escaped, grouped};
 use crate::web::why::{self, Holder};
 
 /// From this share of the longest wait on, the bypass is near.
@@ -34,8 +34,10 @@ struct Row {
     row: u64,
     position: String,
     ticket: String,
+    ticket_cut: String,
     ticket_id: String,
     session: String,
+    session_cut: String,
     session_id: String,
     client: Option<String>,
     tokens: String,
@@ -86,8 +88,10 @@ impl Row {
             row: waiter.row.0,
             position: grouped(status.position),
             ticket: waiter.ticket.as_str().to_owned(),
+            ticket_cut: cut(waiter.ticket.as_str()),
             ticket_id: escaped(waiter.ticket.as_str()),
             session: waiter.session.as_str().to_owned(),
+            session_cut: cut(waiter.session.as_str()),
             session_id: escaped(waiter.session.as_str()),
             client: waiter
                 .terms
