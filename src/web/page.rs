@@ -24,6 +24,7 @@ use kvgate_api::State;
 
 use super::assets;
 use super::frame;
+use super::overview;
 use crate::access::{Caller, Right};
 use crate::http::{App, Fault, Query, read};
 
@@ -240,6 +241,7 @@ struct Inner {
     rendering: tokio::sync::Semaphore,
     /// Moves on with each action, so that nobody is shown what was before it.
     acts: AtomicU64,
+    overview: overview::Kept,
 }
 
 impl Web {
@@ -250,12 +252,18 @@ impl Web {
                 kept: Mutex::default(),
                 rendering: tokio::sync::Semaphore::new(RENDERED_AT_ONCE),
                 acts: AtomicU64::new(0),
+                overview: overview::Kept::default(),
             }),
         }
     }
 
     pub(super) fn app(&self) -> &App {
         &self.inner.app
+    }
+
+    /// The rows that the overview read last.
+    pub(super) fn overview(&self) -> &overview::Kept {
+        &self.inner.overview
     }
 
     /// Something was changed from a page: what was rendered before is shown to nobody.
