@@ -197,13 +197,10 @@ mod tests {
             escaped("a/b c?&\"'ü-._~"),
             "a%2Fb%20c%3F%26%22%27%C3%BC-._~"
         );
-<<<<<<< HEAD
-=======
         assert_eq!(cut("0123456789abcdef"), "0123456789abcdef");
         assert_eq!(cut("0123456789abcdefg"), "012345…89abcdefg");
         assert_eq!(precise(Span::from_millis(999)), "999 ms");
         assert_eq!(precise(Span::from_millis(1_000)), "1.0 s");
->>>>>>> w-web1
         assert_eq!(clock_part("2026-11-30T00:53:20.123Z"), "00:53:20.123");
         assert_eq!(duration(Span::from_millis(1_449)), "1.4 s");
         assert_eq!(duration(Span::from_secs(252)), "4 m 12 s");

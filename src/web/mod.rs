@@ -2,26 +2,20 @@
 //! the actions that are confirmed; each is complete without script.
 
 mod assets;
-<<<<<<< HEAD
+mod checks;
 mod decisions;
 mod details;
-=======
-mod checks;
->>>>>>> w-web1
 mod format;
 mod frame;
 mod leases;
 mod link;
 mod overview;
 mod page;
-<<<<<<< HEAD
+mod plot;
 mod queue;
 mod rows;
 mod search;
 mod sessions;
-=======
-mod plot;
->>>>>>> w-web1
 mod why;
 
 use axum::Router;

@@ -597,7 +597,8 @@ impl DecisionRow {
         let (word, class) = match decision.action {
             DecisionAction::Admit => ("admit".to_owned(), "admit"),
             DecisionAction::Wait => ("wait".to_owned(), "wait"),
-            DecisionAction::Bypass => (spaced(), "aged"),
+            DecisionAction::Bypass if decision.reason == "aged" => (spaced(), "aged"),
+            DecisionAction::Bypass => (spaced(), "bypass"),
             DecisionAction::Cancelled => ("cancelled".to_owned(), "cancelled"),
             DecisionAction::Ended if decision.reason == "released" => {
                 ("release".to_owned(), "release")
