@@ -60,8 +60,13 @@ impl Row for audit::AuditEntry {
     type Item = AuditEntry;
     const ORDER: Order = Order::NewestFirst;
 
-    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
-        gate.list_audit(lists::slice(AuditNo(from)))
+    fn slice(
+        gate: &Gate,
+        from: u64,
+        rows: usize,
+    ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        let from = AuditNo(from);
+        gate.list_audit(Slice { from, rows })
     }
 
     fn key(&self) -> u64 {

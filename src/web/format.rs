@@ -30,6 +30,19 @@ pub(super) fn escaped(id: &str) -> String {
     utf8_percent_encode(id, ESCAPED).to_string()
 }
 
+/// An id that is long loses its middle: ids of one run begin alike, and end each in its own way.
+pub(super) fn cut(id: &str) -> String {
+    const HEAD: usize = 6;
+    const TAIL: usize = 9;
+    let letters: Vec<char> = id.chars().collect();
+    if letters.len() <= HEAD + TAIL + 1 {
+        return id.to_owned();
+    }
+    let head = letters.iter().take(HEAD);
+    let tail = letters.iter().skip(letters.len() - TAIL);
+    head.chain(['…'].iter()).chain(tail).collect()
+}
+
 /// An engine's address without what nearly all of them have.
 pub(super) fn bare(url: &str) -> &str {
     url.strip_prefix("http://").unwrap_or(url)
@@ -59,6 +72,14 @@ pub(super) fn short(count: u64) -> String {
 pub(super) fn counted(count: u64, one: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{} {one}{ending}", grouped(count))
+}
+
+/// A length of time that may be very short: `41 ms`, `4.1 s`.
+pub(super) fn precise(span: Span) -> String {
+    match span.millis() {
+        millis @ 0..1_000 => format!("{millis} ms"),
+        _ => duration(span),
+    }
 }
 
 /// A length of time without parts: `12 s`, `15 min`, `2 h`.
@@ -176,6 +197,10 @@ mod tests {
             escaped("a/b c?&\"'ü-._~"),
             "a%2Fb%20c%3F%26%22%27%C3%BC-._~"
         );
+        assert_eq!(cut("0123456789abcdef"), "0123456789abcdef");
+        assert_eq!(cut("0123456789abcdefg"), "012345…89abcdefg");
+        assert_eq!(precise(Span::from_millis(999)), "999 ms");
+        assert_eq!(precise(Span::from_millis(1_000)), "1.0 s");
         assert_eq!(clock_part("2026-11-30T00:53:20.123Z"), "00:53:20.123");
         assert_eq!(duration(Span::from_millis(1_449)), "1.4 s");
         assert_eq!(duration(Span::from_secs(252)), "4 m 12 s");

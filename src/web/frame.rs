@@ -6,7 +6,7 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use kvgate_api::State;
 use kvgate_core::decision::DegradedReason;
-use kvgate_core::units::{Span, Timestamp};
+use kvgate_core::units::Span;
 
 use super::assets;
 use super::format::{bytes, duration, grouped};
@@ -40,6 +40,8 @@ struct Link {
     icon: &'static str,
     current: bool,
     count: Option<String>,
+    /// The figure of `GET /v1/state` that the count is.
+    fig: Option<&'static str>,
     bad: bool,
 }
 
@@ -54,6 +56,8 @@ struct Top<'a> {
     can_act: bool,
     paused: bool,
     admission: bool,
+    /// The switch of the range, where the page has one.
+    range: String,
 }
 
 #[derive(Template)]
@@ -121,6 +125,7 @@ pub(super) fn add(
         .count();
     let links = Tab::ALL.map(|tab| link(tab, tab == screen.tab, state, counted, engines));
     let parts = &mut screen.parts;
+    let range = parts.html("p-range").to_owned();
     parts.add(
         "p-nav",
         &Nav {
@@ -138,6 +143,7 @@ pub(super) fn add(
             can_act,
             paused: state.features.paused,
             admission: state.features.program_admission,
+            range,
         },
     )?;
     let mut told = alerts(app, state);
@@ -296,6 +302,12 @@ fn link(tab: Tab, current: bool, state: &State, counted: usize, engines: usize) 
         icon,
         current,
         count: shown,
+        fig: match tab {
+            Tab::Queue => Some("queue.waiting"),
+            Tab::Leases => Some("leases.count"),
+            Tab::Sessions => Some("closes.failed"),
+            Tab::Overview | Tab::Engines | Tab::Decisions | Tab::Steps | Tab::Settings => None,
+        },
         bad,
     }
 }
@@ -341,7 +353,7 @@ fn alerts(app: &App, state: &State) -> Vec<Known> {
 }
 
 /// Why there is no usable ceiling, in words.
-fn degraded(app: &App) -> String {
+pub(super) fn degraded(app: &App) -> String {
     let view = app.gate().view();
     let grace = duration(view.policy.stale_after);
     let router = |otherwise: String| view.router_failure.map_or(otherwise, words::router_failure);
@@ -355,9 +367,4 @@ fn degraded(app: &App) -> String {
         }
         Some(DegradedReason::NoCapacity) => "no engine that counts has a KV capacity".to_owned(),
     }
-}
-
-/// Time since then; a dash for never.
-pub(super) fn since(at: Option<Timestamp>, now: Timestamp) -> String {
-    at.map_or_else(|| "–".to_owned(), |at| duration(now.since(at)))
 }

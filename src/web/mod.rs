@@ -3,13 +3,22 @@
 
 mod actions;
 mod assets;
+mod checks;
+mod decisions;
+mod details;
 mod engines;
 mod format;
 mod frame;
+mod leases;
 mod line;
 mod link;
 mod overview;
 mod page;
+mod plot;
+mod queue;
+mod rows;
+mod search;
+mod sessions;
 mod settings;
 mod steps;
 mod why;
@@ -25,6 +34,16 @@ use crate::http::App;
 pub fn routes(app: App) -> Router {
     Router::new()
         .route("/", get(overview::show))
+        .route("/queue", get(queue::show))
+        .route("/leases", get(leases::show))
+        .route("/sessions", get(sessions::show))
+        .route("/closes", get(sessions::show_closes))
+        .route("/decisions", get(decisions::show))
+        .route("/ticket", get(details::ticket))
+        .route("/lease", get(details::lease))
+        .route("/session", get(details::session))
+        .route("/close", get(details::close))
+        .route("/search", get(search::show))
         .route("/engines", get(engines::show))
         .route("/settings", get(settings::show))
         .route("/confirm", get(actions::confirm).post(actions::confirm))

@@ -8,7 +8,9 @@ use kvgate_core::effect::{LeaseView, WaitStatus, WaiterView};
 use kvgate_core::units::{Span, Timestamp};
 use kvgate_core::view::View;
 
-use super::format::{about, bare, counted, duration, escaped, grouped, percent, percent_of, span};
+use super::format::{
+    about, bare, counted, cut, duration, escaped, grouped, percent, percent_of, span,
+};
 use crate::http::App;
 
 /// The leases that holders are looked for in: one slice, so that a look costs the writer little.
@@ -46,6 +48,8 @@ fn pressed(view: &View) -> Option<(&str, String, String)> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Holder {
     pub(super) session: String,
+    /// The same where there is little room.
+    pub(super) cut: String,
     /// The session as the value of a query.
     pub(super) id: String,
     pub(super) tokens: String,
@@ -65,6 +69,7 @@ pub(super) fn holders(leases: &[LeaseView], view: &View) -> Vec<Holder> {
     let most = most.into_iter().take(HOLDERS_SHOWN);
     most.map(|(session, tokens)| Holder {
         session: session.to_owned(),
+        cut: cut(session),
         id: escaped(session),
         tokens: grouped(tokens),
         share: percent_of(tokens, view.reserved.get()),

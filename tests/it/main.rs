@@ -27,6 +27,7 @@ mod gate;
 mod metrics;
 mod page;
 mod page_actions;
+mod page_lists;
 mod process;
 mod readings;
 mod real_engine;
