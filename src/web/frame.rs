@@ -20,7 +20,6 @@ use crate::words;
 struct Base<'a> {
     assets: &'static str,
     title: &'a str,
-    epoch: u64,
     refresh: Option<u8>,
     parts: &'a Parts,
     marks: &'a str,
@@ -189,7 +188,6 @@ pub(super) fn page(
     Base {
         assets: assets::version(),
         title: &screen.title,
-        epoch: state.epoch,
         refresh: refresh(screen.tab),
         parts: &screen.parts,
         marks,
@@ -209,7 +207,7 @@ const fn refresh(tab: Tab) -> Option<u8> {
 }
 
 /// A page for what cannot be shown.
-pub(super) fn fault_page(fault: &Fault) -> Response {
+pub(crate) fn fault_page(fault: &Fault) -> Response {
     let page = FaultPage {
         assets: assets::version(),
         status: fault.status().as_u16(),
