@@ -99,6 +99,8 @@ pub struct TestApp {
     pub client: reqwest::Client,
     pub fleet: watch::Sender<Arc<FleetDetails>>,
     pub notices: watch::Sender<Vec<ShellNotice>>,
+    /// Nothing is sampled unless a test asks for it.
+    pub history: History,
     pub stop: CancellationToken,
     pub server: Option<JoinHandle<()>>,
     /// Ends when the store was opened for the first time.
@@ -211,12 +213,13 @@ impl Builder {
             default_ttl: Span::from_secs(600),
             stuck_after: self.stuck_after,
         };
+        let history = History::default();
         let app = App::new(
             gate.clone(),
             config,
             fleet_receiver,
             notices_receiver,
-            History::default(),
+            history.clone(),
             salt(),
         );
         let stop = CancellationToken::new();
@@ -234,6 +237,7 @@ impl Builder {
             client: reqwest::Client::builder().no_proxy().build().unwrap(),
             fleet,
             notices,
+            history,
             stop,
             server: Some(server),
             store_is_open: Some(Box::pin(async { opened.await.unwrap().unwrap() })),
@@ -278,6 +282,25 @@ impl TestApp {
             start_marks: Vec::new(),
         };
         self.gate.round(round).await
+    }
+
+    /// Hands in a round in which an engine works and uses so many millionths of its capacity.
+    pub async fn feed_usage(&self, engine: &str, capacity: u64, millionths: u32) {
+        let usage = Ppm::clamped(millionths);
+        let capacity = Tokens::new(capacity).unwrap();
+        let reading = Reading {
+            usage: Some(usage),
+            used: Some(capacity.share(usage)),
+            running: Some(1),
+            ..Reading::idle(capacity)
+        };
+        let round = Round {
+            began_at: self.gate.line().unwrap().now(),
+            router: None,
+            readings: vec![(EngineId::new(engine), Ok(reading))],
+            start_marks: Vec::new(),
+        };
+        self.gate.round(round).await.unwrap();
     }
 
     /// Waits until the picture of the gate is so.
