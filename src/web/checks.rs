@@ -390,7 +390,7 @@ fn close_failures(facts: &Facts<'_>) -> Check {
     let failed = facts.counts.close_failures;
     let check = ok(
         name,
-        "sessions?failed=true",
+        "closes?failed=true",
         format!("none {}", facts.over()),
     );
     let notices = facts.noticed(&["close_refused", "abort_refused"]);
