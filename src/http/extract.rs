@@ -414,6 +414,16 @@ impl Query {
         }
     }
 
+    /// Puts a parameter in the place of the one with this name.
+    pub fn put(&mut self, name: &str, value: impl Into<String>) {
+        self.values.insert(name.to_owned(), value.into());
+    }
+
+    /// Leaves out what is empty: a form sends its empty fields as well.
+    pub fn drop_empty(&mut self) {
+        self.values.retain(|_, value| !value.is_empty());
+    }
+
     /// A parameter, which stays.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {

@@ -7,6 +7,7 @@ use super::app::App;
 use super::convert;
 use super::problem::Fault;
 
+pub use super::convert::{bypass_word, wait_word};
 pub use super::history::read_history as history;
 pub use super::lists::{
     read_closes as closes, read_epochs as epochs, read_leases as leases, read_queue as queue,

@@ -31,6 +31,10 @@ use crate::http::{App, Fault, Query, read};
 /// A page that was rendered is shown to others for this long: an open page asks once a second.
 const FRESH: Duration = Duration::from_millis(900);
 
+/// A page that was costly is shown for so many times the time that it took, so that open pages never
+/// take more than a tenth of the service's time.
+const COSTLY: u32 = 10;
+
 /// Pages that are kept, each with its own query. Those beyond are rendered for one viewer.
 const KEPT_MAX: usize = 64;
 
@@ -85,7 +89,10 @@ struct Part {
 
 /// The regions of a page. The id of each is the id of its root element.
 #[derive(Default)]
-pub(super) struct Parts(Vec<Part>);
+pub(super) struct Parts {
+    parts: Vec<Part>,
+    missing: bool,
+}
 
 impl Parts {
     /// Renders one more region.
@@ -96,19 +103,24 @@ impl Parts {
     ) -> Result<(), Trouble> {
         let html = template.render()?;
         let mark = crc32fast::hash(html.as_bytes());
-        self.0.push(Part { id, html, mark });
+        self.parts.push(Part { id, html, mark });
         Ok(())
+    }
+
+    /// What the page is about is not known now: it says so, and goes on looking.
+    pub(super) const fn missing(&mut self) {
+        self.missing = true;
     }
 
     /// The HTML of a region; nothing for one that this page does not have.
     pub(super) fn html(&self, id: &str) -> &str {
-        let part = self.0.iter().find(|part| part.id == id);
+        let part = self.parts.iter().find(|part| part.id == id);
         part.map_or("", |part| part.html.as_str())
     }
 
     fn marks(&self) -> String {
         let mut marks = String::new();
-        for part in &self.0 {
+        for part in &self.parts {
             let _ = write!(marks, "{}={:08x} ", part.id, part.mark);
         }
         marks.truncate(marks.trim_end().len());
@@ -184,6 +196,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Ask {
     }
 }
 
+impl Ask {
+    /// A page that is open asks for what changed.
+    pub(super) const fn is_update(&self) -> bool {
+        self.has.is_some()
+    }
+}
+
 /// Who asks, as the front told; nobody who may act when it did not.
 pub(super) fn caller_of(head: &Head) -> Caller {
     head.extensions.get().cloned().unwrap_or_else(|| Caller {
@@ -200,7 +219,15 @@ struct Rendered {
     etag: String,
 }
 
-type Slot = Arc<tokio::sync::Mutex<Option<(Instant, u64, Arc<Rendered>)>>>;
+/// A page that others may be shown.
+struct Shared {
+    until: Instant,
+    /// Number of the last act that it may know of.
+    acts: u64,
+    page: Arc<Rendered>,
+}
+
+type Slot = Arc<tokio::sync::Mutex<Option<Shared>>>;
 
 /// What all pages share. Cheap to clone.
 #[derive(Clone)]
@@ -274,14 +301,20 @@ impl Web {
                 // One renders, the others wait for it.
                 let mut slot = slot.lock().await;
                 let acts = self.inner.acts.load(Ordering::Relaxed);
+                let began = Instant::now();
                 match &*slot {
-                    Some((at, of, page)) if at.elapsed() < FRESH && *of == acts => {
-                        Ok(Arc::clone(page))
+                    Some(shared) if began < shared.until && shared.acts == acts => {
+                        Ok(Arc::clone(&shared.page))
                     }
                     _ => {
                         let page = render.await;
                         if let Ok(page) = &page {
-                            *slot = Some((Instant::now(), acts, Arc::clone(page)));
+                            let took = began.elapsed().saturating_mul(COSTLY);
+                            *slot = Some(Shared {
+                                until: began + took.max(FRESH),
+                                acts,
+                                page: Arc::clone(page),
+                            });
                         }
                         page
                     }
@@ -362,12 +395,17 @@ fn answer(page: &Rendered, has: Option<&str>, etag: Option<&HeaderValue>) -> Res
         if etag.is_some_and(|etag| etag.as_bytes() == page.etag.as_bytes()) {
             return (StatusCode::NOT_MODIFIED, headers).into_response();
         }
-        return html(StatusCode::OK, headers, page.html.clone());
+        let status = if page.parts.missing {
+            StatusCode::NOT_FOUND
+        } else {
+            StatusCode::OK
+        };
+        return html(status, headers, page.html.clone());
     };
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(KVGATE_PARTS, header(&page.marks));
     let mut changed = String::new();
-    for part in &page.parts.0 {
+    for part in &page.parts.parts {
         let mark = format!("{}={:08x}", part.id, part.mark);
         if !has.split(' ').any(|has| has == mark) {
             let _ = write!(

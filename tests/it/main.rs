@@ -25,6 +25,7 @@ mod fleet_http;
 mod gate;
 mod metrics;
 mod page;
+mod page_lists;
 mod process;
 mod readings;
 mod real_engine;

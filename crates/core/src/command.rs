@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use crate::close::{CallId, CallResult, CloseMode, CloseReason};
 use crate::decision::Scope;
+use crate::decisions::DecisionsWanted;
 use crate::ids::{
     CloseId, CloseNo, Issue, Label, LeaseId, RowNo, RunId, SessionId, SessionNo, StepNo, TicketId,
 };
@@ -81,12 +82,7 @@ pub enum Command {
     /// Read a slice of the step reports, newest first: `from` is the highest number looked at.
     ListSteps(Slice<StepNo>),
     /// Read decisions, oldest first.
-    ListDecisions {
-        /// Only those after this number; `None` for the last ones.
-        after: Option<u64>,
-        /// How many at most.
-        most: usize,
-    },
+    ListDecisions(DecisionsWanted),
     /// Read the epochs, newest first.
     ListEpochs,
     /// Read everything that a restart would bring back, for a copy of the store. The only read whose

@@ -55,6 +55,13 @@ impl Row {
             DecisionAction::Bypass if decision.reason == "aged" => ("aged", reason, waited),
             DecisionAction::Bypass => ("bypass", "bypass".to_owned(), reason),
             DecisionAction::Cancelled => ("cancelled", "cancelled".to_owned(), reason),
+            DecisionAction::Ended => {
+                let held = format!("held {}", secs(decision.held_s.unwrap_or(0.0)));
+                match decision.reason.as_str() {
+                    "released" => ("release", "release".to_owned(), held),
+                    _ => ("expired", reason, held),
+                }
+            }
         };
         let (name, href) = match &decision.session_id {
             Some(session) => (session.clone(), format!("session?id={}", escaped(session))),
