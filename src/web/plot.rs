@@ -83,10 +83,6 @@ impl Axis {
         }
     }
 
-    pub(super) const fn from(&self) -> Timestamp {
-        self.from
-    }
-
     /// Begin of a place.
     pub(super) fn at(&self, place: usize) -> Timestamp {
         let place = u64::try_from(place).unwrap_or(u64::MAX);

@@ -62,6 +62,7 @@ impl QueuePart {
         let head = rows.first();
         let leases = &moment.rows.leases;
         let among = u64::try_from(leases.len()).unwrap_or(u64::MAX);
+        let some = leases.len() >= why::HOLDERS_AMONG && among < view.leases;
         Self {
             waiting: grouped(state.waiting),
             tokens: grouped(state.tokens),
@@ -71,7 +72,7 @@ impl QueuePart {
             more: (more > 0).then(|| grouped(more)),
             blocked: head.map(|head| why::blocked(head, None, view)),
             holders: why::holders(leases, view),
-            among: (among < view.leases).then(|| grouped(among)),
+            among: some.then(|| grouped(among)),
             bypass_in: head.map(|head| duration(head.status.bypass_in)),
             can_act: moment.look.can_act,
             old: moment.rows.old,
