@@ -16,6 +16,8 @@ use std::time::Duration;
 use kvgate_api::Severity;
 use kvgate_core::ids::EngineId;
 use kvgate_core::reading::Round;
+use kvgate_core::settings::Settings;
+use kvgate_core::store::Opened;
 use kvgate_core::units::Timestamp;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -27,18 +29,20 @@ use tokio_util::task::TaskTracker;
 
 use crate::check::{self, Finding};
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError, Layer};
+use crate::config::{Config, ConfigError, Layer, Origins};
 use crate::demo::{Agents, AgentsSpec, DemoError, FakeFleet, FleetSpec};
 use crate::fleet::close_support::CloseSupport;
 use crate::fleet::closer::{Closer, CloserError};
+use crate::fleet::dialect::Prefix;
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::gate::{self, Gate, Phase, WriterConfig};
 use crate::history::{History, Sampler};
 use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
-use crate::store::{self, CopyError, OfflineError, OpenError};
+use crate::store::{self, CopyError, OfflineError, OpenError, RedbStore};
 use crate::support::Support;
 use crate::telemetry;
 use crate::web;
+use crate::words;
 
 /// Name of the file with the bound addresses, in the data directory.
 const ADDRESS_FILE: &str = "address";
@@ -58,7 +62,7 @@ pub enum Failure {
     /// Usage or configuration: 2.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The store cannot be opened: 65, 74, 75, 77 or 78.
+    /// The store cannot be opened: 65, 74, 75, 77 or 78; its settings do not fit: 2.
     #[error(transparent)]
     Store(#[from] OpenError),
     /// A command on a store: 2, or the code of its cause.
@@ -107,6 +111,7 @@ impl Failure {
 
 fn store_code(error: &OpenError) -> u8 {
     match error {
+        OpenError::Settings(_) => 2,
         OpenError::Damaged(..) | OpenError::Foreign(_) => 65,
         OpenError::Io(..) => 74,
         OpenError::Locked(_) => 75,
@@ -243,24 +248,24 @@ impl Service {
         for address in &addresses {
             tracing::info!(%address, "listening");
         }
-        if !config.policy.program_admission && !config.policy.session_lifecycle {
-            tracing::warn!("neither feature is on: observing only, every acquire is a bypass");
-        }
-        let data = config.data.clone();
+        let open = opener(&config);
+        let origins = config.origins.clone();
         let writer = WriterConfig {
             policy: config.policy,
+            reset_settings: config.reset_settings,
             fleet: config.fleet,
             salts: random,
             recorder: None,
         };
-        let (gate, opened) = gate::spawn(writer, Clock::start(), move || store::open(&data))
-            .map_err(Failure::other)?;
+        let (gate, opened) = gate::spawn(writer, Clock::start(), open).map_err(Failure::other)?;
         let (details, fleet) = watch::channel(Arc::new(FleetDetails::default()));
         let (notices, shown_notices) = watch::channel(Vec::new());
         let http = HttpConfig {
             bound: addresses.clone(),
             allowed_hosts: config.allowed_hosts,
             default_ttl: config.lease_ttl,
+            origins: config.origins,
+            configured: config.shown,
             stuck_after: http::STUCK_AFTER,
         };
         let history = History::default();
@@ -290,6 +295,7 @@ impl Service {
         opened
             .await
             .map_err(|_| Failure::other("the writer ended before the store was open"))??;
+        tell_settings(&gate, &origins);
         write_addresses(&config.data, &addresses)?;
         if let Err(error) = history.keep_in(&config.data) {
             tracing::warn!(%error, "history is kept in memory only");
@@ -306,9 +312,7 @@ impl Service {
             .collect();
         let watched = Watched {
             details,
-            closes: poller
-                .session_lifecycle
-                .then(|| WatchedCloses::new(notices, closer.routers())),
+            closes: WatchedCloses::new(notices, closer.routers()),
         };
         let poller = tokio::spawn(poll(Poller::new(poller)?, gate.clone(), watched));
         tokio::spawn(say_when_ready(gate.clone()));
@@ -342,6 +346,42 @@ impl Service {
         }
         telemetry::tell_repeats_at_the_end();
         tracing::info!("stopped");
+    }
+}
+
+/// Opens the store, at the start and whenever it failed. What was set at run time must fit what is
+/// configured now.
+fn opener(config: &Config) -> impl FnMut() -> Result<Opened<RedbStore>, OpenError> + use<> {
+    let data = config.data.clone();
+    let configured = config.policy.clone();
+    let reset = config.reset_settings;
+    move || {
+        let opened = store::open(&data)?;
+        let settings = Settings {
+            configured: configured.clone(),
+            overrides: opened.image.overrides.clone(),
+        };
+        if !reset {
+            settings.validated().map_err(OpenError::Settings)?;
+        }
+        Ok(opened)
+    }
+}
+
+/// What a start tells of the settings.
+fn tell_settings(gate: &Gate, origins: &Origins) {
+    let view = gate.view();
+    for (hidden, origin) in origins.hidden(&view.settings) {
+        tracing::warn!(
+            setting = words::setting(hidden.setting),
+            in_force = words::setting_value(hidden.in_force),
+            configured = words::setting_value(hidden.configured),
+            by = origin.word(),
+            "a setting that was set at run time hides a configured one; --reset-settings drops it"
+        );
+    }
+    if !view.policy.program_admission && !view.policy.session_lifecycle {
+        tracing::warn!("neither feature is on: observing only, every acquire is a bypass");
     }
 }
 
@@ -406,11 +446,10 @@ async fn say_when_ready(gate: Gate) {
 /// Who is told of the rounds besides the core.
 struct Watched {
     details: watch::Sender<Arc<FleetDetails>>,
-    /// Only while session closes are on.
-    closes: Option<WatchedCloses>,
+    closes: WatchedCloses,
 }
 
-/// Who is told what closes come to.
+/// Who is told what closes come to, while they are on.
 struct WatchedCloses {
     support: Support,
     notices: watch::Sender<Vec<ShellNotice>>,
@@ -440,6 +479,18 @@ impl WatchedCloses {
             self.notices.send_replace(all.collect());
         }
     }
+
+    /// Closes are off: what they come to is nobody's concern until they are on again.
+    fn forget(&mut self) {
+        self.support = Support::default();
+        self.notices.send_if_modified(|notices| {
+            let told = *notices != self.others;
+            if told {
+                notices.clone_from(&self.others);
+            }
+            told
+        });
+    }
 }
 
 /// Reading rounds, one after the other.
@@ -449,9 +500,13 @@ async fn poll(mut poller: Poller, gate: Gate, mut watched: Watched) {
     loop {
         ticks.tick().await;
         let began_at = gate.line().map_or(Timestamp::default(), |line| line.now());
+        let lifecycle = gate.view().policy.session_lifecycle;
+        poller.look_for_routers(lifecycle);
         let (round, found) = poller.round(began_at).await;
-        if let Some(closes) = &mut watched.closes {
-            closes.take(&found, began_at);
+        if lifecycle {
+            watched.closes.take(&found, began_at);
+        } else {
+            watched.closes.forget();
         }
         watched.details.send_replace(Arc::new(shown(&round, found)));
         // While the store is away nobody takes a round; the next one comes soon.
@@ -476,6 +531,11 @@ fn shown(round: &Round, found: RoundDetails) -> FleetDetails {
             .map(|(engine, details)| {
                 let shown = http::EngineDetails {
                     close_support: details.close_support.map(CloseSupport::has_effect),
+                    version: details
+                        .server
+                        .as_ref()
+                        .and_then(|server| server.version.clone()),
+                    dialect: details.prefix.map(Prefix::mark),
                     readings: details.readings,
                 };
                 (engine.as_str().to_owned(), shown)

@@ -32,6 +32,9 @@ enum Command {
         /// Print every value with its origin, and end
         #[arg(long)]
         print_config: bool,
+        /// Forget the settings that were set at run time: all values are as configured again
+        #[arg(long)]
+        reset_settings: bool,
         #[command(flatten)]
         settings: Box<Layer>,
     },
@@ -97,9 +100,11 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve {
             config,
             print_config,
+            reset_settings,
             settings,
         } => {
-            let config = Config::load(*settings, environment(), config.as_deref())?;
+            let mut config = Config::load(*settings, environment(), config.as_deref())?;
+            config.reset_settings = reset_settings;
             if print_config {
                 for shown in &config.shown {
                     println!(

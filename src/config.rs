@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::policy::{self, AdmissionScope, Policy};
+use kvgate_core::settings::{Hidden, Setting, Settings};
 use kvgate_core::units::{Ppm, Span, Tokens};
 use serde::Deserialize;
 use url::Url;
@@ -66,6 +67,46 @@ impl Origin {
             Self::Env => "env",
             Self::Flag => "flag",
         }
+    }
+}
+
+/// Where the configured values come from of settings that can be changed at run time.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Origins(BTreeMap<Setting, Origin>);
+
+impl Origins {
+    fn of_all(merged: &Merged) -> Self {
+        Self(BTreeMap::from([
+            (Setting::ProgramAdmission, merged.program_admission.1),
+            (Setting::SessionLifecycle, merged.session_lifecycle.1),
+            (Setting::Headroom, merged.admission_headroom.1),
+            (
+                Setting::PressureThreshold,
+                merged.admission_pressure_threshold.1,
+            ),
+            (
+                Setting::ExpectedDecodeCap,
+                merged.admission_expected_decode_cap.1,
+            ),
+            (Setting::MaxWait, merged.admission_max_wait_s.1),
+            (Setting::Scope, merged.admission_scope.1),
+        ]))
+    }
+
+    /// Of one; what cannot be configured has its default.
+    #[must_use]
+    pub fn of(&self, setting: Setting) -> Origin {
+        self.0.get(&setting).copied().unwrap_or(Origin::Default)
+    }
+
+    /// Settings that somebody configured and that a run-time setting hides, with who configured them.
+    #[must_use]
+    pub fn hidden(&self, settings: &Settings) -> Vec<(Hidden, Origin)> {
+        let hidden = settings.hidden().into_iter();
+        hidden
+            .map(|hidden| (hidden, self.of(hidden.setting)))
+            .filter(|(_, origin)| *origin != Origin::Default)
+            .collect()
     }
 }
 
@@ -206,65 +247,55 @@ settings! {
     log_format: String = "text".to_owned();
 }
 
-/// A number of tokens, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DecodeCap(Option<u64>);
+/// A number, or the word that says that there is none.
+macro_rules! number_or_word {
+    ($(#[$doc:meta])* $name:ident: $number:ty, $word:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct $name(Option<$number>);
 
-impl FromStr for DecodeCap {
-    type Err = std::num::ParseIntError;
+        impl FromStr for $name {
+            type Err = <$number as FromStr>::Err;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "none" {
-            return Ok(Self(None));
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                if text == $word {
+                    return Ok(Self(None));
+                }
+                text.parse().map(|number| Self(Some(number)))
+            }
         }
-        text.parse().map(|tokens| Self(Some(tokens)))
-    }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                #[derive(Deserialize)]
+                #[serde(untagged)]
+                enum Written {
+                    Number($number),
+                    Word(String),
+                }
+                match Written::deserialize(deserializer)? {
+                    Written::Number(number) => Ok(Self(Some(number))),
+                    Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
+                }
+            }
+        }
+
+        impl ShownValue for $name {
+            fn shown(&self) -> String {
+                self.0
+                    .map_or_else(|| $word.to_owned().shown(), |number| number.shown())
+            }
+        }
+    };
 }
-
-impl<'de> Deserialize<'de> for DecodeCap {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            Tokens(u64),
-            Word(String),
-        }
-        match Written::deserialize(deserializer)? {
-            Written::Tokens(tokens) => Ok(Self(Some(tokens))),
-            Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
-        }
-    }
-}
-
-/// A number of seconds, or off.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct IdleClose(Option<f64>);
-
-impl FromStr for IdleClose {
-    type Err = std::num::ParseFloatError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        text.parse().map(|seconds| Self(Some(seconds)))
-    }
-}
-
-impl<'de> Deserialize<'de> for IdleClose {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            Seconds(f64),
-            Word(String),
-        }
-        match Written::deserialize(deserializer)? {
-            Written::Seconds(seconds) => Ok(Self(Some(seconds))),
-            Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
-        }
-    }
-}
+number_or_word!(
+    /// A number of tokens, or none.
+    DecodeCap: u64, "none"
+);
+number_or_word!(
+    /// A number of seconds, or off.
+    IdleClose: f64, "off"
+);
 
 /// A value as `--print-config` writes it: TOML.
 trait ShownValue {
@@ -281,20 +312,6 @@ macro_rules! shown_as_toml {
     )*};
 }
 shown_as_toml!(bool, f64, String, Vec<String>);
-
-impl ShownValue for DecodeCap {
-    fn shown(&self) -> String {
-        self.0
-            .map_or_else(|| "none".to_owned().shown(), |tokens| tokens.shown())
-    }
-}
-
-impl ShownValue for IdleClose {
-    fn shown(&self) -> String {
-        self.0
-            .map_or_else(|| "off".to_owned().shown(), |seconds| seconds.shown())
-    }
-}
 
 impl ShownValue for u64 {
     fn shown(&self) -> String {
@@ -320,8 +337,12 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// Directory of the store.
     pub data: PathBuf,
-    /// Settings of the gate.
+    /// Settings of the gate, as they are configured.
     pub policy: Policy,
+    /// Where those of them come from that can be changed at run time.
+    pub origins: Origins,
+    /// What was set at run time is forgotten at the start.
+    pub reset_settings: bool,
     /// Where members come from.
     pub fleet: FleetConfig,
     /// How the fleet is read.
@@ -415,6 +436,8 @@ impl Config {
                 timeout: duration("close_timeout_s", merged.close_timeout_s.0)?,
             },
             policy,
+            origins: Origins::of_all(&merged),
+            reset_settings: false,
             lease_ttl,
             allowed_hosts: merged.allowed_host.0,
             log_json: match merged.log_format.0.as_str() {
@@ -433,15 +456,12 @@ impl Config {
 
 fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
     let share = |name: &str, value: f64| {
-        if value > 0.0 && value <= 1.0 {
-            millionths(value)
-        } else if merged.program_admission.0 {
-            None
-        } else {
-            // Numeric admission constraints hold only while admission is on.
-            Some(Ppm::ONE)
-        }
-        .ok_or_else(|| refused(format!("{name} must be above 0 and at most 1, not {value}")))
+        // Numeric admission constraints hold only while admission is on. A share that cannot be used is
+        // 0 meanwhile, and admission is not turned on with it.
+        let unused = (!merged.program_admission.0).then_some(Ppm::clamped(0));
+        millionths(value)
+            .or(unused)
+            .ok_or_else(|| refused(format!("{name} must be above 0 and at most 1, not {value}")))
     };
     Policy {
         program_admission: merged.program_admission.0,
@@ -462,7 +482,7 @@ fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
                 })
             })
             .transpose()?,
-        max_wait: span("admission_max_wait_s", merged.admission_max_wait_s.0, false)?,
+        max_wait: max_wait("admission_max_wait_s", merged.admission_max_wait_s.0)?,
         scope: match merged.admission_scope.0.as_str() {
             "train" => AdmissionScope::Train,
             "all" => AdmissionScope::All,
@@ -496,10 +516,22 @@ fn join_timeout(value: f64) -> Result<Option<Span>, ConfigError> {
     Ok((value > 0.0).then(|| limit.max(Span::from_millis(1))))
 }
 
-/// A share in millionths; a share above 0 never becomes 0.
-fn millionths(share: f64) -> Option<Ppm> {
+/// A share above 0 and at most 1, in millionths; it never becomes 0. `None` for any other number.
+#[must_use]
+pub fn millionths(share: f64) -> Option<Ppm> {
+    if !(share > 0.0 && share <= 1.0) {
+        return None;
+    }
     let millionths = (share * 1e6).floor().max(1.0);
     format!("{millionths:.0}").parse().ok().and_then(Ppm::new)
+}
+
+/// The longest wait before the aging bypass: at most a year, in whole milliseconds.
+///
+/// # Errors
+/// A sentence that names the setting and what it takes.
+pub fn max_wait(name: &str, seconds: f64) -> Result<Span, ConfigError> {
+    span(name, seconds, false)
 }
 
 fn seconds(name: &str, value: f64, above_zero: bool) -> Result<Duration, ConfigError> {
@@ -687,6 +719,9 @@ mod tests {
         let config = load(flags, &env, file).unwrap();
         assert_eq!(config.policy.headroom, Ppm::clamped(500_000));
         assert_eq!(shown(&config, "admission_headroom"), ("0.5".into(), "flag"));
+        assert_eq!(config.origins.of(Setting::Headroom), Origin::Flag);
+        assert_eq!(config.origins.of(Setting::ProgramAdmission), Origin::Env);
+        assert_eq!(config.origins.of(Setting::MaxWait), Origin::Default);
         assert_eq!(config.policy.claim_grace, Span::from_secs(20));
         assert_eq!(shown(&config, "claim_grace_s").1, "env");
         assert_eq!(config.policy.max_waiting, 5);
@@ -831,6 +866,11 @@ mod tests {
     fn admission_numbers_are_free_while_admission_is_off() {
         let config = load(Layer::default(), &[], "admission_headroom = 7.0").unwrap();
         assert!(!config.policy.program_admission);
+        let on = Policy {
+            program_admission: true,
+            ..config.policy
+        };
+        assert_eq!(on.validated(), Err(policy::PolicyError::Headroom));
     }
 
     #[test]

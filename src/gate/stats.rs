@@ -148,7 +148,8 @@ impl CommitStats {
             Event::LeftQueue { .. }
             | Event::Asked { .. }
             | Event::LeaseEnded { .. }
-            | Event::Expired { .. } => None,
+            | Event::Expired { .. }
+            | Event::Operated(_) => None,
         });
         let mut granted = granted.peekable();
         if granted.peek().is_some() {

@@ -7,8 +7,10 @@
 //! it tore is left out.
 //!
 //! Beside the rings it remembers, in memory only, the counters of the last minutes, so that a reader
-//! can tell what was counted in them to the digit, and since when each engine's figures stand still.
+//! can tell what was counted in them to the digit, since when each engine's figures stand still, and
+//! the past hour of each engine.
 
+mod engines;
 mod lately;
 mod ring;
 mod series;
@@ -26,8 +28,10 @@ use kvgate_core::view::View;
 
 use crate::gate::Gate;
 
+use engines::EngineRings;
 use lately::{Counters, Standing};
 
+pub use engines::{ENGINE_STEP_S, ENGINE_STEPS, EngineStep};
 pub use ring::{HistoryError, Rings, STEPS, Summary};
 pub use series::Series;
 
@@ -59,6 +63,7 @@ pub struct History {
 struct Lately {
     counters: Counters,
     standing: Standing,
+    engines: EngineRings,
 }
 
 impl History {
@@ -90,6 +95,13 @@ impl History {
         Some((now.since(at), tally.since(before)))
     }
 
+    /// The past hour of an engine until `now`, in steps of [`ENGINE_STEP_S`] seconds.
+    #[must_use]
+    pub fn engine(&self, engine: &EngineId, now: Timestamp) -> Vec<Option<EngineStep>> {
+        let lately = self.lately.read().unwrap_or_else(PoisonError::into_inner);
+        lately.engines.window(engine, now)
+    }
+
     /// Since when the figures of an engine are the same in every reading.
     #[must_use]
     pub fn stands_since(&self, engine: &EngineId) -> Option<Timestamp> {
@@ -117,6 +129,7 @@ impl History {
         let mut lately = self.lately.write().unwrap_or_else(PoisonError::into_inner);
         lately.counters.take(now, &view.tally);
         lately.standing.look(&view.engines, now);
+        lately.engines.put(now, &view.engines);
     }
 
     fn run(&self, gate: &Gate, stopped: &mpsc::Receiver<()>) {

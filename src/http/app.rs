@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::exposition::Present;
 use crate::clock::Clock;
+use crate::config::{self, Origins};
 use crate::gate::Gate;
 use crate::history::History;
 use crate::telemetry::{HttpMetrics, Readings};
@@ -30,6 +31,10 @@ pub struct HttpConfig {
     pub allowed_hosts: Vec<String>,
     /// Life of a lease whose acquire names none.
     pub default_ttl: Span,
+    /// Where the configured values come from of settings that can be changed at run time.
+    pub origins: Origins,
+    /// Every setting of the start with its value and who set it; no secret is among them.
+    pub configured: Vec<config::Shown>,
     /// Without progress of the writer for this long the process is not healthy (DUR3).
     pub stuck_after: Span,
 }
@@ -53,6 +58,10 @@ pub struct FleetDetails {
 pub struct EngineDetails {
     /// Whether it takes session closes; `None` while that is not known.
     pub close_support: Option<bool>,
+    /// Version of its software, as it says itself.
+    pub version: Option<String>,
+    /// How its metrics are spelled, once they were read: what stands behind the name of the software.
+    pub dialect: Option<&'static str>,
     /// Readings by result, since it was first asked.
     pub readings: Readings,
 }

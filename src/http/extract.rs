@@ -7,7 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use http_body_util::BodyExt;
 use kvgate_api::ProblemCode;
 use kvgate_core::ids::{CloseId, IdError, LeaseId, SessionId, TicketId};
@@ -25,6 +25,8 @@ use super::problem::Fault;
 pub(super) const BODY_MAX: usize = 1 << 20;
 /// Largest body of a batch.
 pub(super) const BATCH_BODY_MAX: usize = 4 << 20;
+/// Largest body of a form: a thousand ids of the longest kind, percent-encoded.
+const FORM_BODY_MAX: usize = 2 << 20;
 /// Bytes above the bound that are read and thrown away, so that the sender sees the answer instead
 /// of a cut connection.
 const OVERRUN_MAX: usize = 16 << 20;
@@ -83,6 +85,61 @@ async fn read_json(request: Request, bound: usize) -> Result<Bytes, Fault> {
     read_body(request, bound).await
 }
 
+/// Fields of a form: those of the body, or of the query where there is no body. A field may stand
+/// more than once; the order is kept.
+#[derive(Clone, Debug, Default)]
+pub struct Fields(Vec<(String, String)>);
+
+impl Fields {
+    /// Names and values, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let fields = self.0.iter();
+        fields.map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// The first field of this name that is not empty.
+    #[must_use]
+    pub fn get<'a>(&'a self, name: &'a str) -> Option<&'a str> {
+        self.all(name).next()
+    }
+
+    /// All fields of this name that are not empty.
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let named = self.0.iter().filter(move |(known, _)| known == name);
+        named
+            .map(|(_, value)| value.as_str())
+            .filter(|value| !value.is_empty())
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for Fields {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        let body;
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let text = if matches!(*request.method(), Method::GET | Method::HEAD) {
+            query.as_str()
+        } else {
+            refuse_compressed(request.headers())?;
+            require(
+                request.headers(),
+                "application/x-www-form-urlencoded",
+                "The form must be sent as `Content-Type: application/x-www-form-urlencoded`.",
+            )?;
+            body = read_body(request, FORM_BODY_MAX).await?;
+            std::str::from_utf8(&body).map_err(|_| not_a_form())?
+        };
+        let fields = query_pairs(text).map(|(name, value)| Some((name?, value?)));
+        let fields: Option<Vec<_>> = fields.collect();
+        fields.map(Self).ok_or_else(not_a_form)
+    }
+}
+
+fn not_a_form() -> Fault {
+    Fault::bad_request("The fields are not percent-encoded UTF-8.")
+}
+
 fn refuse_compressed(headers: &HeaderMap) -> Result<(), Fault> {
     let plain = headers
         .get_all(CONTENT_ENCODING)
@@ -99,18 +156,23 @@ fn refuse_compressed(headers: &HeaderMap) -> Result<(), Fault> {
 }
 
 fn require_json(headers: &HeaderMap) -> Result<(), Fault> {
+    require(
+        headers,
+        "application/json",
+        "The body must be sent as `Content-Type: application/json`.",
+    )
+}
+
+fn require(headers: &HeaderMap, wanted: &str, otherwise: &str) -> Result<(), Fault> {
     let mut kinds = headers.get_all(CONTENT_TYPE).iter();
     let kind = kinds.next().and_then(|kind| kind.to_str().ok());
     let essence = kind.and_then(|kind| kind.split(';').next());
     if kinds.next().is_none()
-        && essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/json"))
+        && essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case(wanted))
     {
         Ok(())
     } else {
-        Err(Fault::new(
-            ProblemCode::UnsupportedMediaType,
-            "The body must be sent as `Content-Type: application/json`.",
-        ))
+        Err(Fault::new(ProblemCode::UnsupportedMediaType, otherwise))
     }
 }
 
@@ -433,6 +495,16 @@ impl Query {
     /// Takes a parameter out.
     pub fn take(&mut self, name: &str) -> Option<String> {
         self.values.remove(name)
+    }
+
+    /// Takes out all parameters whose name begins so, and gives the rest of their names.
+    pub fn take_named(&mut self, prefix: &str) -> Vec<String> {
+        let named = self.values.keys();
+        let rests: Vec<String> = named
+            .filter_map(|name| name.strip_prefix(prefix).map(str::to_owned))
+            .collect();
+        self.values.retain(|name, _| !name.starts_with(prefix));
+        rests
     }
 
     /// After all known parameters were taken: what is left is not known.

@@ -120,9 +120,32 @@ impl Row for report::StepReport {
 pub(super) async fn current(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
     let run = query.take("run").unwrap_or_default();
     query.done()?;
-    let run = RunId::new(&run).map_err(|rule| Fault::field("?run", rule.to_string()))?;
+    let report = read_current_step(&app, &run).await?;
+    Ok(json(StatusCode::OK, &report))
+}
+
+/// The window of a run as it stands.
+pub async fn read_current_step(app: &App, run: &str) -> Result<StepReport, Fault> {
+    let run = RunId::new(run).map_err(|rule| Fault::field("?run", rule.to_string()))?;
     let report = app.gate().peek_step(run).await?;
-    Ok(json(StatusCode::OK, &step_report(&report)))
+    Ok(step_report(&report))
+}
+
+/// A slice of the step reports with their numbers, newest first: `from` is the highest number looked
+/// at. And whether there are more.
+pub async fn read_step_slice(
+    app: &App,
+    from: u64,
+    rows: usize,
+) -> Result<(Vec<(u64, StepReport)>, bool), Fault> {
+    let slice = Slice {
+        from: StepNo(from),
+        rows,
+    };
+    let page = app.gate().list_steps(slice).await?;
+    let items = page.items.iter();
+    let items = items.map(|report| (report.key(), step_report(report)));
+    Ok((items.collect(), page.more))
 }
 
 /// The last decisions and ends of leases, oldest first, each with the figures of its moment.

@@ -388,11 +388,7 @@ fn close_failures(facts: &Facts<'_>) -> Check {
         return ok(name, "sessions", "session closes are off");
     }
     let failed = facts.counts.close_failures;
-    let check = ok(
-        name,
-        "closes?failed=true",
-        format!("none {}", facts.over()),
-    );
+    let check = ok(name, "closes?failed=true", format!("none {}", facts.over()));
     let notices = facts.noticed(&["close_refused", "abort_refused"]);
     if failed == 0 && facts.closes_failed == 0 && notices.is_empty() {
         return check;

@@ -10,7 +10,7 @@ use kvgate_core::units::Span;
 
 use super::assets;
 use super::format::{bytes, duration, grouped};
-use super::page::{Parts, Screen, Tab, Trouble, html};
+use super::page::{Parts, Screen, Tab, Told, Trouble, html};
 use crate::gate::Phase;
 use crate::http::{App, Fault};
 use crate::words;
@@ -21,6 +21,7 @@ struct Base<'a> {
     assets: &'static str,
     title: &'a str,
     epoch: u64,
+    refresh: Option<u8>,
     parts: &'a Parts,
     marks: &'a str,
     body: &'a str,
@@ -62,12 +63,12 @@ struct Top<'a> {
 #[derive(Template)]
 #[template(path = "parts/alert.html")]
 struct Alert {
-    alert: Option<Told>,
+    alert: Option<Known>,
     more: usize,
 }
 
 /// One thing to know.
-struct Told {
+struct Known {
     code: String,
     text: String,
     error: bool,
@@ -80,6 +81,14 @@ struct Node {
     store: String,
     commit_p99: String,
     version: String,
+}
+
+#[derive(Template)]
+#[template(path = "parts/told.html")]
+struct ToldPart<'a> {
+    told: Option<&'a str>,
+    bad: bool,
+    without: &'a str,
 }
 
 #[derive(Template)]
@@ -160,6 +169,16 @@ pub(super) fn add(
     )
 }
 
+/// Adds the region that tells what an act came to.
+pub(super) fn tell(screen: &mut Screen, told: Option<&Told>) -> Result<(), Trouble> {
+    let part = ToldPart {
+        told: told.map(|told| told.outcome.text.as_str()),
+        bad: told.is_some_and(|told| told.outcome.bad),
+        without: told.map_or("?", |told| told.without.as_str()),
+    };
+    screen.parts.add("p-told", &part)
+}
+
 /// The whole document.
 pub(super) fn page(
     screen: &Screen,
@@ -171,11 +190,22 @@ pub(super) fn page(
         assets: assets::version(),
         title: &screen.title,
         epoch: state.epoch,
+        refresh: refresh(screen.tab),
         parts: &screen.parts,
         marks,
         body,
     }
     .render()
+}
+
+/// Without script a page loads itself anew after so many seconds: later where rows are chosen, and
+/// never where text is typed.
+const fn refresh(tab: Tab) -> Option<u8> {
+    match tab {
+        Tab::Overview | Tab::Engines | Tab::Decisions | Tab::Steps => Some(5),
+        Tab::Queue | Tab::Leases | Tab::Sessions => Some(30),
+        Tab::Settings => None,
+    }
 }
 
 /// A page for what cannot be shown.
@@ -291,8 +321,8 @@ fn mode(state: &State) -> &'static str {
 }
 
 /// What to know, the most serious first.
-fn alerts(app: &App, state: &State) -> Vec<Told> {
-    let error = |code: &str, text: String| Told {
+fn alerts(app: &App, state: &State) -> Vec<Known> {
+    let error = |code: &str, text: String| Known {
         code: code.to_owned(),
         text,
         error: true,
@@ -313,7 +343,7 @@ fn alerts(app: &App, state: &State) -> Vec<Told> {
         ));
     }
     let notices = state.notices.iter();
-    told.extend(notices.map(|notice| Told {
+    told.extend(notices.map(|notice| Known {
         code: notice.code.clone(),
         text: notice.text.clone(),
         error: notice.severity == kvgate_api::Severity::Error,

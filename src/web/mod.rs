@@ -1,13 +1,16 @@
 //! The pages for people. They read what the API tells, in its words, and change nothing but through
 //! the actions that are confirmed; each is complete without script.
 
+mod actions;
 mod assets;
 mod checks;
 mod decisions;
 mod details;
+mod engines;
 mod format;
 mod frame;
 mod leases;
+mod line;
 mod link;
 mod overview;
 mod page;
@@ -16,10 +19,12 @@ mod queue;
 mod rows;
 mod search;
 mod sessions;
+mod settings;
+mod steps;
 mod why;
 
 use axum::Router;
-use axum::routing::get;
+use axum::routing::{get, post};
 use tower_http::compression::CompressionLayer;
 
 use self::page::Web;
@@ -39,6 +44,13 @@ pub fn routes(app: App) -> Router {
         .route("/session", get(details::session))
         .route("/close", get(details::close))
         .route("/search", get(search::show))
+        .route("/engines", get(engines::show))
+        .route("/settings", get(settings::show))
+        .route("/confirm", get(actions::confirm).post(actions::confirm))
+        .route("/act", post(actions::act))
+        .route("/steps", get(steps::show))
+        .route("/steps.csv", get(steps::csv))
+        .route("/steps.json", get(steps::json))
         .route("/static/{name}", get(assets::serve))
         .layer(CompressionLayer::new().gzip(true))
         .with_state(Web::new(app))

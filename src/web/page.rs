@@ -5,7 +5,7 @@
 //! parts it has (`Kvgate-Parts`); the answer holds the others. It is a plain request, not a stream:
 //! a browser has six connections to an address, and the seventh tab must work as the first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +43,13 @@ const KEY_MAX: usize = 1_024;
 
 /// Pages that are rendered at the same time. Readers beyond that are told to come back.
 const RENDERED_AT_ONCE: usize = 8;
+
+/// Outcomes of acts that are kept for the pages that tell them.
+const OUTCOMES_MAX: usize = 256;
+/// How long a page tells the outcome of an act.
+const TOLD_FOR: Duration = Duration::from_secs(600);
+/// The query parameter that names the outcome to tell.
+pub(super) const TOLD: &str = "told";
 
 /// Set by a page that is open: the parts it has.
 const KVGATE_PARTS: HeaderName = HeaderName::from_static("kvgate-parts");
@@ -211,6 +218,21 @@ pub(super) fn caller_of(head: &Head) -> Caller {
     })
 }
 
+/// What an act came to, in a sentence.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Outcome {
+    pub(super) text: String,
+    /// Something of what was asked for was not done.
+    pub(super) bad: bool,
+}
+
+/// The outcome that a page tells.
+pub(super) struct Told {
+    pub(super) outcome: Outcome,
+    /// The same page without it.
+    pub(super) without: String,
+}
+
 /// A page that is done.
 struct Rendered {
     html: String,
@@ -242,6 +264,8 @@ struct Inner {
     /// Moves on with each action, so that nobody is shown what was before it.
     acts: AtomicU64,
     overview: overview::Kept,
+    /// By the id of the request that acted.
+    outcomes: Mutex<VecDeque<(String, Instant, Outcome)>>,
 }
 
 impl Web {
@@ -253,6 +277,7 @@ impl Web {
                 rendering: tokio::sync::Semaphore::new(RENDERED_AT_ONCE),
                 acts: AtomicU64::new(0),
                 overview: overview::Kept::default(),
+                outcomes: Mutex::default(),
             }),
         }
     }
@@ -271,6 +296,36 @@ impl Web {
         self.inner.acts.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Keeps what a request came to for the page that is shown next.
+    pub(super) fn keep(&self, request: &str, outcome: Outcome) {
+        let mut outcomes = self.outcomes();
+        outcomes.push_back((request.to_owned(), Instant::now(), outcome));
+        while outcomes.len() > OUTCOMES_MAX {
+            outcomes.pop_front();
+        }
+    }
+
+    fn outcomes(&self) -> std::sync::MutexGuard<'_, VecDeque<(String, Instant, Outcome)>> {
+        let outcomes = self.inner.outcomes.lock();
+        outcomes.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The outcome that the address names; nothing for one that is not known or long ago.
+    fn told(&self, query: &mut Query, query_text: &str) -> Option<Told> {
+        let request = query.take(TOLD)?;
+        let outcomes = self.outcomes();
+        let known = outcomes.iter().find(|(id, ..)| *id == request);
+        let (_, _, outcome) = known.filter(|(_, at, _)| at.elapsed() < TOLD_FOR)?;
+        let others = query_text.split('&').filter(|pair| {
+            let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
+            name != TOLD
+        });
+        Some(Told {
+            outcome: outcome.clone(),
+            without: format!("?{}", others.collect::<Vec<_>>().join("&")),
+        })
+    }
+
     /// Answers with the page, or with those parts of it that the viewer has not.
     pub(super) async fn show<F, B>(&self, ask: Ask, build: B) -> Response
     where
@@ -279,10 +334,11 @@ impl Web {
     {
         let can_act = ask.caller.may(Right::Admin);
         let key = (format!("{}?{}", ask.path, ask.query_text), can_act);
-        let query = match ask.query {
+        let mut query = match ask.query {
             Ok(query) => query,
             Err(fault) => return frame::fault_page(&fault),
         };
+        let told = self.told(&mut query, &ask.query_text);
         let render = async {
             let Ok(_permit) = self.inner.rendering.try_acquire() else {
                 return Err(Trouble::Fault(Fault::overloaded()));
@@ -293,7 +349,7 @@ impl Web {
                 can_act,
                 state: read::state(&self.inner.app),
             };
-            rendered(build, look).await
+            rendered(build, look, told.as_ref()).await
         };
         let page = match self.slot(key) {
             None => render.await,
@@ -356,7 +412,7 @@ impl Web {
     }
 }
 
-async fn rendered<F, B>(build: B, look: Look) -> Result<Arc<Rendered>, Trouble>
+async fn rendered<F, B>(build: B, look: Look, told: Option<&Told>) -> Result<Arc<Rendered>, Trouble>
 where
     B: FnOnce(Look) -> F,
     F: Future<Output = Result<Screen, Trouble>>,
@@ -366,6 +422,7 @@ where
     let can_act = look.can_act;
     let mut screen = build(look).await?;
     frame::add(&mut screen, &app, &state, can_act)?;
+    frame::tell(&mut screen, told)?;
     let body = (screen.layout)(&screen.parts)?;
     let marks = screen.parts.marks();
     let html = frame::page(&screen, &body, &marks, &state)?;

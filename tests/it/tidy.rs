@@ -30,6 +30,7 @@ const BUILT: &[(&str, &[u32])] = &[
     ("CNT", &[1]),
     ("REP", &[1]),
     ("DUR", &[1, 2, 3, 4, 5, 6]),
+    ("SET", &[]),
 ];
 
 /// Prefixes of rules that are not built yet.

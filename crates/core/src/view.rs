@@ -8,6 +8,7 @@ use crate::decision::Scope;
 use crate::ids::{EngineId, Epoch, Seq, SessionId, TicketId};
 use crate::policy::Policy;
 use crate::reading::RouterFailure;
+use crate::settings::Settings;
 use crate::tally::Tally;
 use crate::units::{Timestamp, Tokens};
 
@@ -22,6 +23,8 @@ pub struct View {
     pub epoch: Epoch,
     /// The settings in force.
     pub policy: Arc<Policy>,
+    /// What of them is configured, and what was set at run time.
+    pub settings: Arc<Settings>,
     /// What the readings come to.
     pub measure: Arc<Measure>,
     /// Admission is paced after pressure (CAP6).

@@ -85,6 +85,7 @@ impl Books {
                 stale_after: Span::from_secs(86_400),
                 ..Policy::default()
             },
+            reset_settings: false,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: BTreeSet::from([engine.clone()]),

@@ -8,6 +8,7 @@ mod full_disk;
 mod history;
 mod kill;
 mod order;
+mod settings;
 mod stop;
 mod store;
 mod torture;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvgate::clock::Clock;
+use kvgate::config::Origins;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::history::History;
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
@@ -43,6 +44,10 @@ pub struct Builder {
     pub allowed_hosts: Vec<String>,
     /// Without progress of the writer for longer, `/healthz` fails.
     pub stuck_after: Span,
+    /// Where configured settings come from.
+    pub origins: Origins,
+    /// The start returns what was set at run time to what is configured.
+    pub resets: bool,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
 }
@@ -87,6 +92,8 @@ impl Default for Builder {
             limits: Limits::default(),
             allowed_hosts: Vec::new(),
             stuck_after: http::STUCK_AFTER,
+            origins: Origins::default(),
+            resets: false,
             ready: true,
         }
     }
@@ -193,6 +200,7 @@ impl Builder {
         let address = listener.address();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
+            reset_settings: self.resets,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: self
@@ -211,7 +219,9 @@ impl Builder {
             bound: vec![address],
             allowed_hosts: self.allowed_hosts,
             default_ttl: Span::from_secs(600),
+            configured: Vec::new(),
             stuck_after: self.stuck_after,
+            origins: self.origins,
         };
         let history = History::default();
         let app = App::new(
@@ -332,6 +342,11 @@ impl TestApp {
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
         self.send(self.client.post(self.url(path)).json(body)).await
+    }
+
+    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.client.patch(self.url(path)).json(body))
+            .await
     }
 
     /// Posts a text as JSON, whatever it is.
