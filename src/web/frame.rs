@@ -179,12 +179,7 @@ pub(super) fn tell(screen: &mut Screen, told: Option<&Told>) -> Result<(), Troub
 }
 
 /// The whole document.
-pub(super) fn page(
-    screen: &Screen,
-    body: &str,
-    marks: &str,
-    state: &State,
-) -> askama::Result<String> {
+pub(super) fn page(screen: &Screen, body: &str, marks: &str) -> askama::Result<String> {
     Base {
         assets: assets::version(),
         title: &screen.title,

@@ -419,7 +419,7 @@ where
     frame::tell(&mut screen, told)?;
     let body = (screen.layout)(&screen.parts)?;
     let marks = screen.parts.marks();
-    let html = frame::page(&screen, &body, &marks, &state)?;
+    let html = frame::page(&screen, &body, &marks)?;
     let etag = format!(
         "\"{:08x}-{}\"",
         crc32fast::hash(html.as_bytes()),
