@@ -115,6 +115,14 @@ pub(super) fn wall(at: Timestamp, shown: &Shown, form: &str) -> String {
     instant.strftime(form).to_string()
 }
 
+/// Date and time of day of a point in time as the API tells it: `2026-11-30 17:04:12`.
+pub(super) fn moment(rfc3339: &str) -> String {
+    match (rfc3339.get(..10), rfc3339.get(11..19)) {
+        (Some(date), Some(time)) => format!("{date} {time}"),
+        _ => rfc3339.to_owned(),
+    }
+}
+
 /// The time of day of a point in time as the API tells it: `17:04:12.881`.
 pub(super) fn clock_part(rfc3339: &str) -> &str {
     rfc3339.get(11..23).unwrap_or(rfc3339)
