@@ -27,6 +27,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::access::{self, Access, Caller, Right, TokenFile};
 use crate::check::{self, Finding};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, Layer, Origins};
@@ -138,6 +139,9 @@ impl From<DemoError> for Failure {
     }
 }
 
+/// Reads something anew at SIGHUP, and says in the log what came of it.
+type Reload = Arc<dyn Fn() + Send + Sync>;
+
 /// What `kvgate demo` was asked for.
 #[derive(Clone, Debug)]
 pub struct DemoOptions {
@@ -145,6 +149,8 @@ pub struct DemoOptions {
     pub listen: String,
     /// Directory of the store; a temporary one without it.
     pub data: Option<PathBuf>,
+    /// Tokens of callers; everybody is let in without.
+    pub token_file: Option<PathBuf>,
     /// Agent sessions at a time.
     pub sessions: u64,
     /// Model seconds per real second.
@@ -159,7 +165,7 @@ pub struct DemoOptions {
 /// See [`Failure`].
 pub fn serve(config: Config) -> Result<(), Failure> {
     prepare()?.block_on(async {
-        let signals = Signals::new().map_err(Failure::other)?;
+        let signals = Signals::of_a_service().map_err(Failure::other)?;
         let service = Service::start(config).await?;
         signals.stop(service).await;
         Ok(())
@@ -189,15 +195,22 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
             router: Some(fleet.router_url()),
             program_admission: Some(true),
             session_lifecycle: Some(true),
+            token_file: options
+                .token_file
+                .map(|path| path.to_string_lossy().into_owned()),
             ..Layer::default()
         };
-        let service = Service::start(Config::load(layer, [], None)?).await?;
+        let mut config = Config::load(layer, [], None)?;
+        let token = config.token_file.as_mut().map(token_for_agents);
+        let token = token.transpose().map_err(Failure::other)?;
+        let service = Service::start(config).await?;
         let base = format!("http://{}", service.first_address());
         let mut agents = AgentsSpec::demo(&base, &fleet.router_url());
         agents.run = format!("{wall:x}");
         agents.slots = options.sessions;
         agents.speed = options.speed;
         agents.workload.seed = options.seed;
+        agents.token = token;
         let stop = CancellationToken::new();
         let agents = Agents::start(agents, &stop)?;
         let router = fleet.router_url();
@@ -206,6 +219,17 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
         agents.stop().await;
         Ok(())
     })
+}
+
+/// The demo's agents have a token of their own, for this run only.
+fn token_for_agents(file: &mut TokenFile) -> Result<String, getrandom::Error> {
+    let token = access::fresh_secret()?;
+    let caller = Caller {
+        name: "demo".into(),
+        right: Right::Client,
+    };
+    file.tokens = file.tokens.with(caller, &token);
+    Ok(token)
 }
 
 /// Asks router and engines once.
@@ -239,6 +263,7 @@ struct Service {
     /// Samples go on while it is held.
     _sampler: Sampler,
     closer: Closer,
+    reloads: Vec<Reload>,
 }
 
 impl Service {
@@ -250,6 +275,20 @@ impl Service {
         }
         let open = opener(&config);
         let origins = config.origins.clone();
+        let mut reloads: Vec<Reload> = Vec::new();
+        let access = match config.token_file {
+            Some(file) => {
+                let (access, reload) = by_tokens(file);
+                reloads.push(reload);
+                access
+            }
+            None => Access::open(),
+        };
+        if access.is_open() && addresses.iter().any(|address| !address.ip().is_loopback()) {
+            tracing::warn!(
+                "open to the network without tokens: whoever reaches the port has every right"
+            );
+        }
         let writer = WriterConfig {
             policy: config.policy,
             reset_settings: config.reset_settings,
@@ -263,6 +302,8 @@ impl Service {
         let http = HttpConfig {
             bound: addresses.clone(),
             allowed_hosts: config.allowed_hosts,
+            access: access.clone(),
+            metrics_auth: config.metrics_auth,
             default_ttl: config.lease_ttl,
             origins: config.origins,
             configured: config.shown,
@@ -325,6 +366,7 @@ impl Service {
             poller,
             _sampler: sampler,
             closer,
+            reloads,
         })
     }
 
@@ -333,6 +375,17 @@ impl Service {
             .first()
             .copied()
             .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    /// Reads anew what can be read anew. A file may lie on a slow disk, so this is done aside.
+    async fn reload(&self) {
+        if self.reloads.is_empty() {
+            tracing::info!("nothing to read anew; other settings need a restart");
+        }
+        for reload in self.reloads.iter().cloned() {
+            // It fails only when the reading itself panicked, and that is logged.
+            let _ = tokio::task::spawn_blocking(move || reload()).await;
+        }
     }
 
     async fn drain(self) {
@@ -346,6 +399,34 @@ impl Service {
         }
         telemetry::tell_repeats_at_the_end();
         tracing::info!("stopped");
+    }
+}
+
+/// Who is let in by this file, and how it is read anew. A file that cannot be used changes nothing.
+fn by_tokens(file: TokenFile) -> (Access, Reload) {
+    warn_if_open_to_others(&file);
+    let (path, access) = (file.path, Access::by(file.tokens));
+    let kept = access.clone();
+    let reload = move || match TokenFile::read(&path) {
+        Ok(file) => {
+            warn_if_open_to_others(&file);
+            let tokens = file.tokens.count();
+            let changed = access.replace(file.tokens);
+            let (added, removed) = (changed.added, changed.removed);
+            tracing::info!(tokens, added, removed, "the token file was read anew");
+        }
+        Err(error) => {
+            let path = path.display();
+            tracing::error!(%path, %error, "the token file cannot be used; the tokens stay as they were");
+        }
+    };
+    (kept, Arc::new(reload))
+}
+
+fn warn_if_open_to_others(file: &TokenFile) {
+    if file.is_open_to_others {
+        let path = file.path.display();
+        tracing::warn!(%path, "every user of this machine may read or change the token file: chmod 640");
     }
 }
 
@@ -552,10 +633,12 @@ fn random() -> u64 {
     })
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT; for a service SIGHUP too.
 struct Signals {
     term: Signal,
     int: Signal,
+    /// `None` where it ends the process, as a terminal that is closed should.
+    hangup: Option<Signal>,
 }
 
 impl Signals {
@@ -563,6 +646,15 @@ impl Signals {
         Ok(Self {
             term: signal(SignalKind::terminate())?,
             int: signal(SignalKind::interrupt())?,
+            hangup: None,
+        })
+    }
+
+    fn of_a_service() -> io::Result<Self> {
+        let hangup = Some(signal(SignalKind::hangup())?);
+        Ok(Self {
+            hangup,
+            ..Self::new()?
         })
     }
 
@@ -573,9 +665,30 @@ impl Signals {
         }
     }
 
-    /// Drains at the first signal; the second one ends the process at once.
+    /// Whether something is to be read anew; otherwise it is to stop.
+    async fn next_is_hangup(&mut self) -> bool {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.term.recv() => false,
+            _ = self.int.recv() => false,
+            _ = hangup => true,
+        }
+    }
+
+    /// Reads anew at each SIGHUP and drains at the first other signal; a second one ends the process at once.
     async fn stop(mut self, service: Service) {
-        self.next().await;
+        while self.next_is_hangup().await {
+            // A file that does not come must not keep the service from stopping.
+            tokio::select! {
+                () = service.reload() => {}
+                () = self.next() => break,
+            }
+        }
         tokio::select! {
             () = service.drain() => {}
             () = self.next() => std::process::exit(INTERRUPTED),

@@ -46,6 +46,9 @@ enum Command {
         /// Directory of the store; a temporary one without it
         #[arg(long, value_name = "DIR")]
         data: Option<PathBuf>,
+        /// File with the tokens of callers: lines `name:scope:token`
+        #[arg(long, value_name = "FILE")]
+        token_file: Option<PathBuf>,
         /// Agent sessions at a time; 0 runs the fleet for callers of your own
         #[arg(long, value_name = "COUNT", default_value_t = 200)]
         sessions: u64,
@@ -123,6 +126,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Demo {
             listen,
             data,
+            token_file,
             sessions,
             speed,
             seed,
@@ -131,6 +135,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             boot::demo(DemoOptions {
                 listen,
                 data,
+                token_file,
                 sessions,
                 speed,
                 seed,

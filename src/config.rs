@@ -14,6 +14,7 @@ use kvgate_core::units::{Ppm, Span, Tokens};
 use serde::Deserialize;
 use url::Url;
 
+use crate::access::{AllowedHost, TokenFile};
 use crate::fleet::address::BaseUrl;
 use crate::fleet::closer::CloserConfig;
 use crate::fleet::discover;
@@ -234,11 +235,18 @@ settings! {
     /// Network that engines may be in, as CIDR; may be given more than once. Default: any but link-local
     #[arg(long, value_name = "CIDR")]
     engine_network: Vec<String> = Vec::new();
+    /// File with the tokens of callers: lines `name:scope:token`, scope `client`, `admin` or `view`
+    #[arg(long, value_name = "FILE")]
+    token_file: String = String::new();
+    /// `/metrics` needs a token too
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_name = "BOOL")]
+    metrics_auth: bool = false;
     /// Host header that is accepted beside loopback names and the bound address; may be given more
-    /// than once, with a scheme where a proxy ends TLS
+    /// than once, with a scheme where a proxy ends TLS (`https://gate.example`)
     #[arg(long, value_name = "HOST")]
     allowed_host: Vec<String> = Vec::new();
-    /// Listen on a non-loopback address although there is no access control
+    /// Listen on a non-loopback address without tokens
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           value_name = "BOOL")]
     insecure_no_auth: bool = false;
@@ -351,8 +359,12 @@ pub struct Config {
     pub closer: CloserConfig,
     /// Lease life where an acquire names none.
     pub lease_ttl: Span,
+    /// Tokens of callers; everybody is let in without.
+    pub token_file: Option<TokenFile>,
+    /// `/metrics` needs a token too.
+    pub metrics_auth: bool,
     /// Host headers accepted beside the usual.
-    pub allowed_hosts: Vec<String>,
+    pub allowed_hosts: Vec<AllowedHost>,
     /// Logs as JSON.
     pub log_json: bool,
     /// What `--print-config` shows.
@@ -378,7 +390,14 @@ impl Config {
 
     fn checked(merged: Merged) -> Result<Self, ConfigError> {
         let shown = merged.shown();
-        let listen = addresses(&merged.listen.0, merged.insecure_no_auth.0)?;
+        let token_file = token_file(&merged.token_file.0)?;
+        if merged.metrics_auth.0 && token_file.is_none() {
+            return Err(refused(
+                "metrics_auth needs token_file: without tokens everybody is let in",
+            ));
+        }
+        let may_be_open = token_file.is_some() || merged.insecure_no_auth.0;
+        let listen = addresses(&merged.listen.0, may_be_open)?;
         let policy = policy(&merged)?;
         let router = match merged.router.0.as_str() {
             "" => None,
@@ -389,6 +408,7 @@ impl Config {
             .0
             .iter()
             .map(|text| {
+                refuse_user_info("engine", text)?;
                 BaseUrl::parse(text)
                     .map(|url| url.engine())
                     .map_err(|error| refused(format!("engine {text:?}: {error}")))
@@ -439,7 +459,9 @@ impl Config {
             origins: Origins::of_all(&merged),
             reset_settings: false,
             lease_ttl,
-            allowed_hosts: merged.allowed_host.0,
+            token_file,
+            metrics_auth: merged.metrics_auth.0,
+            allowed_hosts: allowed_hosts(&merged.allowed_host.0)?,
             log_json: match merged.log_format.0.as_str() {
                 "text" => false,
                 "json" => true,
@@ -556,7 +578,7 @@ fn span(name: &str, value: f64, above_zero: bool) -> Result<Span, ConfigError> {
     Ok(Span::from_millis(millis.max(u64::from(above_zero))))
 }
 
-fn addresses(listen: &[String], insecure: bool) -> Result<Vec<SocketAddr>, ConfigError> {
+fn addresses(listen: &[String], may_be_open: bool) -> Result<Vec<SocketAddr>, ConfigError> {
     let mut addresses = Vec::new();
     for text in listen {
         let text = text.replacen("localhost:", "127.0.0.1:", 1);
@@ -565,9 +587,9 @@ fn addresses(listen: &[String], insecure: bool) -> Result<Vec<SocketAddr>, Confi
                 "listen must be HOST:PORT with an IP address, such as 127.0.0.1:7070 or [::1]:7070, not {text:?}"
             ))
         })?;
-        if !address.ip().is_loopback() && !insecure {
+        if !address.ip().is_loopback() && !may_be_open {
             return Err(refused(format!(
-                "{address} is open to the network and there is no access control yet: listen on a loopback address, or say --insecure-no-auth"
+                "{address} is open to the network: name the tokens of callers by --token-file, or listen on a loopback address, or say --insecure-no-auth"
             )));
         }
         addresses.push(address);
@@ -578,7 +600,44 @@ fn addresses(listen: &[String], insecure: bool) -> Result<Vec<SocketAddr>, Confi
     Ok(addresses)
 }
 
+fn token_file(path: &str) -> Result<Option<TokenFile>, ConfigError> {
+    if path.is_empty() {
+        return Ok(None);
+    }
+    let read = TokenFile::read(Path::new(path));
+    let file = read.map_err(|error| refused(format!("token_file {path:?}: {error}")))?;
+    Ok(Some(file))
+}
+
+fn allowed_hosts(texts: &[String]) -> Result<Vec<AllowedHost>, ConfigError> {
+    texts
+        .iter()
+        .map(|text| {
+            text.parse()
+                .map_err(|error| refused(format!("allowed_host {text:?}: {error}")))
+        })
+        .collect()
+}
+
+/// A password in an address would be shown wherever the address is. `@3` at its end is the rank of an engine.
+fn refuse_user_info(name: &str, text: &str) -> Result<(), ConfigError> {
+    let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let is_rank = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let before_host = match authority.rsplit_once('@') {
+        Some((before, rank)) if is_rank(rank) => before.contains('@'),
+        found => found.is_some(),
+    };
+    if before_host {
+        return Err(refused(format!(
+            "{name} must not carry a user name or a password: put the key into a file for --{name}-key-file"
+        )));
+    }
+    Ok(())
+}
+
 fn router_url(text: &str) -> Result<Url, ConfigError> {
+    refuse_user_info("router", text)?;
     let url = Url::parse(text)
         .ok()
         .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
@@ -792,6 +851,11 @@ mod tests {
             ("listen = [\"7070\"]", "listen"),
             ("listen = []", "listen"),
             ("listen = [\"0.0.0.0:7070\"]", "insecure-no-auth"),
+            ("listen = [\"0.0.0.0:7070\"]", "--token-file"),
+            ("token_file = \"does-not-exist\"", "token_file"),
+            ("metrics_auth = true", "token_file"),
+            ("allowed_host = [\"*\"]", "allowed_host"),
+            ("allowed_host = [\"gate.example/path\"]", "allowed_host"),
             ("log_format = \"xml\"", "log_format"),
             ("router_key_file = \"does-not-exist\"", "router_key_file"),
         ] {
@@ -871,6 +935,49 @@ mod tests {
             ..config.policy
         };
         assert_eq!(on.validated(), Err(policy::PolicyError::Headroom));
+    }
+
+    /// X01: tokens open a non-loopback address; what is wrong with their file is told without a part of it.
+    #[test]
+    fn a_non_loopback_address_takes_tokens() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tokens");
+        let load_with = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let flags = Layer {
+                listen: Some(vec!["0.0.0.0:7070".into()]),
+                token_file: Some(path.to_string_lossy().into_owned()),
+                ..Layer::default()
+            };
+            load(flags, &[], "")
+        };
+        let config = load_with("ops:admin:a-long-secret-token").unwrap();
+        assert_eq!(config.token_file.as_ref().unwrap().tokens.count(), 1);
+        assert!(shown(&config, "token_file").0.contains("tokens"));
+        assert!(!format!("{config:?}").contains("a-long-secret-token"));
+        let error = load_with("ops:admin:a-long-secret-token\nops:view:b-long-secret-token");
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("token_file") && error.contains("line 2"),
+            "{error}"
+        );
+        assert!(!error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn passwords_in_addresses_are_refused_and_not_shown() {
+        for file in [
+            "router = \"http://user:secret@host:30000\"",
+            "router = \"http://secret@host:30000/path\"",
+            "engine = [\"http://user:secret@host:30000\"]",
+            "engine = [\"user:secret@host:30000@3\"]",
+        ] {
+            let error = load(Layer::default(), &[], file).unwrap_err().to_string();
+            assert!(error.contains("key-file"), "{error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
+        let ranks = "engine = [\"http://host:30000@3\", \"host:30001@0\"]";
+        assert!(load(Layer::default(), &[], ranks).is_ok());
     }
 
     #[test]

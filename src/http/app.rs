@@ -13,6 +13,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::exposition::Present;
+use crate::access::{Access, AllowedHost};
 use crate::clock::Clock;
 use crate::config::{self, Origins};
 use crate::gate::Gate;
@@ -27,8 +28,12 @@ const BACKUPS_AT_ONCE: usize = 1;
 pub struct HttpConfig {
     /// Where the service listens.
     pub bound: Vec<SocketAddr>,
-    /// Host names besides loopback and the bound address, each with or without a port.
-    pub allowed_hosts: Vec<String>,
+    /// Host names besides loopback and the bound address.
+    pub allowed_hosts: Vec<AllowedHost>,
+    /// Who is let in.
+    pub access: Access,
+    /// `/metrics` needs a right too.
+    pub metrics_auth: bool,
     /// Life of a lease whose acquire names none.
     pub default_ttl: Span,
     /// Where the configured values come from of settings that can be changed at run time.

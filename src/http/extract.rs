@@ -25,8 +25,10 @@ use super::problem::Fault;
 pub(super) const BODY_MAX: usize = 1 << 20;
 /// Largest body of a batch.
 pub(super) const BATCH_BODY_MAX: usize = 4 << 20;
-/// Largest body of a form: a thousand ids of the longest kind, percent-encoded.
+/// Largest form that names many ids: a thousand of the longest kind, percent-encoded.
 const FORM_BODY_MAX: usize = 2 << 20;
+/// Largest other form of a page.
+const FORM_MAX: usize = 64 << 10;
 /// Bytes above the bound that are read and thrown away, so that the sender sees the answer instead
 /// of a cut connection.
 const OVERRUN_MAX: usize = 16 << 20;
@@ -79,6 +81,32 @@ impl<S: Send + Sync> FromRequest<S> for BatchBody {
     }
 }
 
+/// What a form of a page sends: names and values, bounded as every body is.
+#[derive(Debug)]
+pub struct Form(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequest<S> for Form {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        let headers = request.headers();
+        refuse_compressed(headers)?;
+        require_form(headers)?;
+        let bytes = read_body(request, FORM_MAX).await?;
+        let pairs = url::form_urlencoded::parse(&bytes).into_owned();
+        Ok(Self(pairs.collect()))
+    }
+}
+
+impl Form {
+    /// The first value of this name; an empty one where there is none.
+    #[must_use]
+    pub fn field(&self, name: &str) -> &str {
+        let pair = self.0.iter().find(|(its_name, _)| its_name == name);
+        pair.map_or("", |(_, value)| value)
+    }
+}
+
 async fn read_json(request: Request, bound: usize) -> Result<Bytes, Fault> {
     refuse_compressed(request.headers())?;
     require_json(request.headers())?;
@@ -122,11 +150,7 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
             query.as_str()
         } else {
             refuse_compressed(request.headers())?;
-            require(
-                request.headers(),
-                "application/x-www-form-urlencoded",
-                "The form must be sent as `Content-Type: application/x-www-form-urlencoded`.",
-            )?;
+            require_form(request.headers())?;
             body = read_body(request, FORM_BODY_MAX).await?;
             std::str::from_utf8(&body).map_err(|_| not_a_form())?
         };
@@ -156,24 +180,33 @@ fn refuse_compressed(headers: &HeaderMap) -> Result<(), Fault> {
 }
 
 fn require_json(headers: &HeaderMap) -> Result<(), Fault> {
-    require(
-        headers,
-        "application/json",
-        "The body must be sent as `Content-Type: application/json`.",
-    )
+    if is_of_kind(headers, "application/json") {
+        Ok(())
+    } else {
+        Err(Fault::new(
+            ProblemCode::UnsupportedMediaType,
+            "The body must be sent as `Content-Type: application/json`.",
+        ))
+    }
 }
 
-fn require(headers: &HeaderMap, wanted: &str, otherwise: &str) -> Result<(), Fault> {
+fn require_form(headers: &HeaderMap) -> Result<(), Fault> {
+    if is_of_kind(headers, "application/x-www-form-urlencoded") {
+        Ok(())
+    } else {
+        Err(Fault::new(
+            ProblemCode::UnsupportedMediaType,
+            "A form must be sent as `Content-Type: application/x-www-form-urlencoded`.",
+        ))
+    }
+}
+
+fn is_of_kind(headers: &HeaderMap, wanted: &str) -> bool {
     let mut kinds = headers.get_all(CONTENT_TYPE).iter();
     let kind = kinds.next().and_then(|kind| kind.to_str().ok());
     let essence = kind.and_then(|kind| kind.split(';').next());
-    if kinds.next().is_none()
+    kinds.next().is_none()
         && essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case(wanted))
-    {
-        Ok(())
-    } else {
-        Err(Fault::new(ProblemCode::UnsupportedMediaType, otherwise))
-    }
 }
 
 async fn read_body(request: Request, bound: usize) -> Result<Bytes, Fault> {

@@ -23,6 +23,7 @@ mod openapi;
 mod problem;
 pub mod read;
 mod report;
+mod rights;
 mod server;
 mod sessions;
 mod settings;
@@ -35,10 +36,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
-pub use extract::{Fields, Query};
+pub use extract::{Fields, Form, Query};
 pub use health::STUCK_AFTER;
 pub use openapi::openapi;
-pub use problem::Fault;
+pub use problem::{BEARER, Fault};
 pub use server::{Limits, Listener, serve};
 
 /// The API, and `pages` of other rooms beside it, behind the same front.

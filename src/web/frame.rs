@@ -21,7 +21,6 @@ use crate::words;
 struct Base<'a> {
     assets: &'static str,
     title: &'a str,
-    epoch: u64,
     refresh: Option<u8>,
     parts: &'a Parts,
     marks: &'a str,
@@ -181,16 +180,10 @@ pub(super) fn tell(screen: &mut Screen, told: Option<&Told>) -> Result<(), Troub
 }
 
 /// The whole document.
-pub(super) fn page(
-    screen: &Screen,
-    body: &str,
-    marks: &str,
-    state: &State,
-) -> askama::Result<String> {
+pub(super) fn page(screen: &Screen, body: &str, marks: &str) -> askama::Result<String> {
     Base {
         assets: assets::version(),
         title: &screen.title,
-        epoch: state.epoch,
         refresh: refresh(screen.tab),
         parts: &screen.parts,
         marks,
@@ -210,7 +203,7 @@ const fn refresh(tab: Tab) -> Option<u8> {
 }
 
 /// A page for what cannot be shown.
-pub(super) fn fault_page(fault: &Fault) -> Response {
+pub(crate) fn fault_page(fault: &Fault) -> Response {
     let page = FaultPage {
         assets: assets::version(),
         status: fault.status().as_u16(),

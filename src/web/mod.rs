@@ -12,6 +12,7 @@ mod frame;
 mod leases;
 mod line;
 mod link;
+mod login;
 mod overview;
 mod page;
 mod plot;
@@ -29,6 +30,13 @@ use tower_http::compression::CompressionLayer;
 
 use self::page::Web;
 use crate::http::App;
+
+pub(crate) use frame::fault_page;
+pub(crate) use login::form as login_form;
+
+/// What pages may load and where they may send: everything from here only, no inline script, no frame around them. The
+/// front puts it on every page.
+pub(crate) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// The pages, and the files that they refer to.
 pub fn routes(app: App) -> Router {
@@ -51,6 +59,8 @@ pub fn routes(app: App) -> Router {
         .route("/steps", get(steps::show))
         .route("/steps.csv", get(steps::csv))
         .route("/steps.json", get(steps::json))
+        .route("/login", get(login::page).post(login::log_in))
+        .route("/logout", post(login::log_out))
         .route("/static/{name}", get(assets::serve))
         .layer(CompressionLayer::new().gzip(true))
         .with_state(Web::new(app))

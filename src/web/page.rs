@@ -14,9 +14,7 @@ use std::time::{Duration, Instant};
 
 use askama::Template;
 use axum::extract::FromRequestParts;
-use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, RETRY_AFTER, VARY,
-};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH, RETRY_AFTER, VARY};
 use axum::http::request::Parts as Head;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -55,10 +53,6 @@ pub(super) const TOLD: &str = "told";
 const KVGATE_PARTS: HeaderName = HeaderName::from_static("kvgate-parts");
 /// Version of the assets: a page with others loads itself anew.
 const KVGATE_ASSETS: HeaderName = HeaderName::from_static("kvgate-assets");
-
-/// Scripts and styles are files of our own; nothing comes from elsewhere, and nothing is inline.
-pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
-     font-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// Where a page stands in the navigation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -263,9 +257,9 @@ struct Inner {
     rendering: tokio::sync::Semaphore,
     /// Moves on with each action, so that nobody is shown what was before it.
     acts: AtomicU64,
-    overview: overview::Kept,
     /// By the id of the request that acted.
     outcomes: Mutex<VecDeque<(String, Instant, Outcome)>>,
+    overview: overview::Kept,
 }
 
 impl Web {
@@ -276,8 +270,8 @@ impl Web {
                 kept: Mutex::default(),
                 rendering: tokio::sync::Semaphore::new(RENDERED_AT_ONCE),
                 acts: AtomicU64::new(0),
-                overview: overview::Kept::default(),
                 outcomes: Mutex::default(),
+                overview: overview::Kept::default(),
             }),
         }
     }
@@ -425,7 +419,7 @@ where
     frame::tell(&mut screen, told)?;
     let body = (screen.layout)(&screen.parts)?;
     let marks = screen.parts.marks();
-    let html = frame::page(&screen, &body, &marks, &state)?;
+    let html = frame::page(&screen, &body, &marks)?;
     let etag = format!(
         "\"{:08x}-{}\"",
         crc32fast::hash(html.as_bytes()),
@@ -488,7 +482,6 @@ pub(super) fn html(status: StatusCode, mut headers: HeaderMap, html: String) -> 
         CONTENT_TYPE,
         HeaderValue::from_static("text/html; charset=utf-8"),
     );
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     if status == StatusCode::SERVICE_UNAVAILABLE {
         headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }

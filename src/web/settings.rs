@@ -82,6 +82,14 @@ struct ConfigRow {
 }
 
 #[derive(Template)]
+#[template(path = "parts/settings-tokens.html")]
+struct TokensPart {
+    open: bool,
+    /// Names and scopes; never what opens the door.
+    tokens: Vec<(String, &'static str)>,
+}
+
+#[derive(Template)]
 #[template(path = "parts/settings-store.html")]
 struct StorePart {
     /// Name, value, and which figure of the state it is.
@@ -143,6 +151,7 @@ async fn build(mut look: Look) -> Result<Screen, Trouble> {
     let mut parts = Parts::default();
     parts.add("p-runtime", &runtime(&look))?;
     parts.add("p-config", &configuration(&look.app))?;
+    parts.add("p-tokens", &tokens(&look.app))?;
     parts.add("p-store", &store(&look))?;
     parts.add("p-notices", &notices(&look))?;
     parts.add("p-audit", &audit(&asked, &found, more))?;
@@ -335,6 +344,17 @@ fn configuration(app: &App) -> ConfigPart {
                 value: shown.value.clone(),
                 origin: shown.origin.word(),
             })
+            .collect(),
+    }
+}
+
+fn tokens(app: &App) -> TokensPart {
+    let access = &app.config().access;
+    let callers = access.callers().into_iter();
+    TokensPart {
+        open: access.is_open(),
+        tokens: callers
+            .map(|caller| (caller.name.to_string(), caller.right.word()))
             .collect(),
     }
 }

@@ -14,6 +14,7 @@ mod api_contract;
 mod api_delivery;
 mod api_failing;
 mod api_reports;
+mod api_rights;
 mod api_security;
 mod api_settings;
 mod bounds;

@@ -2,10 +2,9 @@
 
 use kvgate_core::policy::Policy;
 use kvgate_core::units::Span;
-use reqwest::redirect;
 use serde_json::{Value, json};
 
-use crate::support::app::{Answer, Builder, EngineCalls, SOON, TestApp};
+use crate::support::app::{Answer, Builder, EngineCalls, TestApp};
 
 type Field<'a> = (&'a str, &'a str);
 
@@ -27,26 +26,11 @@ async fn start() -> TestApp {
 
 /// Sends a form as a browser does, without following what it leads to.
 async fn send(app: &TestApp, path: &str, fields: &[Field<'_>]) -> Answer {
-    let form: Vec<String> = fields
-        .iter()
-        .map(|(name, value)| format!("{name}={}", encoded(value)))
-        .collect();
-    let client = reqwest::Client::builder()
-        .no_proxy()
-        .redirect(redirect::Policy::none())
-        .build()
-        .unwrap();
-    let request = client
-        .post(app.url(path))
-        .header("content-type", "application/x-www-form-urlencoded")
+    let request = app
+        .form(path, fields)
         .header("origin", app.url(""))
-        .header("sec-fetch-site", "same-origin")
-        .body(form.join("&"));
-    Answer::of(request.timeout(SOON).send().await.unwrap()).await
-}
-
-fn encoded(text: &str) -> String {
-    text.bytes().map(|byte| format!("%{byte:02x}")).collect()
+        .header("sec-fetch-site", "same-origin");
+    app.send(request).await
 }
 
 /// Acts, and gives back the page that it leads to.
@@ -531,4 +515,52 @@ async fn a_shorter_wait_says_what_it_does() {
     act(&app, &[("do", "set"), ("max_wait_s", "0")]).await;
     app.until(|view| view.waiting == 0 && view.policy.max_wait == Span::ZERO)
         .await;
+}
+
+/// Who may only look sees no button, is told so in a page, and changes nothing; the audit has the name
+/// of the token, and no page has a token.
+#[tokio::test]
+async fn acts_need_the_right_and_carry_its_name() {
+    const VIEW: &str = "view-0123456789abcdef0123456789";
+    const ADMIN: &str = "admin-0123456789abcdef012345678";
+    let app = Builder {
+        tokens: Some(
+            "wall:view:view-0123456789abcdef0123456789\nzoe:admin:admin-0123456789abcdef012345678\n",
+        ),
+        ..Builder::default()
+    }
+    .start()
+    .await;
+    let ask = async |token: &str, request: reqwest::RequestBuilder| {
+        app.send(request.bearer_auth(token)).await
+    };
+    let page = ask(VIEW, app.client.get(app.url("/settings"))).await;
+    assert_eq!(page.status, 200, "{}", page.text);
+    assert!(!page.text.contains("confirm"), "no way to act is shown");
+    assert!(page.text.contains("wall") && page.text.contains("zoe"));
+    assert!(!page.text.contains(VIEW) && !page.text.contains(ADMIN));
+    let pause = [("do", "pause"), ("back", "settings")];
+    for request in [
+        app.client.get(app.url("/confirm?do=pause")),
+        app.form("/confirm", &pause),
+        app.form("/act", &pause),
+    ] {
+        let page = ask(VIEW, request).await;
+        assert_eq!(page.status, 403, "{}", page.text);
+        assert!(
+            page.header("content-type")
+                .unwrap()
+                .starts_with("text/html")
+        );
+        assert!(page.text.contains("forbidden"), "{}", page.text);
+    }
+    assert!(!app.gate.view().policy.paused);
+
+    let page = ask(ADMIN, app.client.get(app.url("/settings"))).await;
+    assert!(page.text.contains("action=\"confirm\""));
+    let answer = ask(ADMIN, app.form("/act", &pause)).await;
+    assert_eq!(answer.status, 303, "{}", answer.text);
+    assert!(app.gate.view().policy.paused);
+    let audit = ask(VIEW, app.client.get(app.url("/v1/audit"))).await.json();
+    assert_eq!(audit["items"][0]["who"], "zoe");
 }

@@ -1,5 +1,6 @@
 //! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
 
+mod access;
 mod burst;
 mod callers;
 mod closes;
