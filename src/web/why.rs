@@ -9,7 +9,7 @@ use kvgate_core::units::{Span, Timestamp};
 use kvgate_core::view::View;
 
 use super::format::{
-    about, bare, counted, cut, duration, escaped, grouped, percent, percent_of, span,
+    about, bare, counted, cut, duration, escaped, grouped, percent, percent_of, set, span,
 };
 use crate::http::App;
 
@@ -138,7 +138,7 @@ impl Why {
             bypass: format!(
                 "in {}, after {} in line",
                 duration(status.bypass_in),
-                duration(view.policy.max_wait)
+                set(view.policy.max_wait)
             ),
             expected: expected(status, rate),
         }

@@ -6,7 +6,7 @@ use kvgate_core::effect::WaiterView;
 use kvgate_core::view::View;
 
 use super::Moment;
-use crate::web::format::{about, cut, duration, escaped, grouped};
+use crate::web::format::{about, cut, duration, escaped, grouped, set};
 use crate::web::why::{self, Holder};
 
 /// From this share of the longest wait on, the bypass is near.
@@ -67,7 +67,7 @@ impl QueuePart {
             waiting: grouped(state.waiting),
             tokens: grouped(state.tokens),
             drain: drain.map(about),
-            max_wait: about(view.policy.max_wait),
+            max_wait: set(view.policy.max_wait),
             rows: rows.iter().map(|waiter| Row::new(waiter, view)).collect(),
             more: (more > 0).then(|| grouped(more)),
             blocked: head.map(|head| why::blocked(head, None, view)),
