@@ -49,6 +49,7 @@ const ROOMS: &[(&str, &[&str], &str)] = &[
     ("hyper_util", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("http_body", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("http_body_util", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
+    ("tower_http", &["src/web/"], "only pages are compressed"),
     ("tower", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("tokio_rustls", &["src/http/"], "TLS of the service belongs to its listeners"),
     ("sd_notify", &["src/supervisor.rs"], "the supervisor is told in one place"),
