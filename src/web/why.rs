@@ -140,7 +140,7 @@ impl Why {
                 duration(status.bypass_in),
                 set(view.policy.max_wait)
             ),
-            expected: expected(status, rate),
+            expected: expected(status, pressed(view).is_some(), rate),
         }
     }
 }
@@ -180,8 +180,12 @@ pub(super) fn blocked(waiter: &WaiterView, head: Option<&WaiterView>, view: &Vie
     }
 }
 
-/// When its turn comes, as far as the present rate tells.
-fn expected(status: &WaitStatus, rate: Option<f64>) -> String {
+/// When its turn comes, as far as the present rate tells. Engines under pressure make it say nothing:
+/// nobody is granted until they are below the threshold.
+fn expected(status: &WaitStatus, is_pressed: bool, rate: Option<f64>) -> String {
+    if is_pressed {
+        return "not before the pressure has fallen".to_owned();
+    }
     let over = about(RATE_OVER);
     let Some((rate, wait)) = rate.zip(drain(status.position, rate)) else {
         return format!("no grant from the queue in the last {over} to tell it by");
@@ -218,12 +222,13 @@ mod tests {
         assert_eq!(rate(5, Span::from_secs(9)), None);
         assert_eq!(rate(240, RATE_OVER), Some(2.0));
         assert_eq!(drain(34, Some(2.0)), Some(Span::from_secs(17)));
-        assert!(expected(&status(34, 20), None).starts_with("no grant"));
-        let soon = expected(&status(34, 20), Some(2.0));
+        assert!(expected(&status(34, 20), false, None).starts_with("no grant"));
+        let soon = expected(&status(34, 20), false, Some(2.0));
         assert_eq!(
             soon,
             "in ≈ 17.0 s, at 2.0 grants a second in the last 2 min"
         );
-        assert!(expected(&status(34, 16), Some(2.0)).starts_with("it bypasses before"));
+        assert!(expected(&status(34, 16), false, Some(2.0)).starts_with("it bypasses before"));
+        assert!(expected(&status(1, 20), true, Some(2.0)).starts_with("not before"));
     }
 }
