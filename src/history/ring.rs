@@ -39,6 +39,16 @@ pub struct Summary {
     pub max: f64,
 }
 
+impl Summary {
+    /// Three finite numbers in order: a file may hold others, and no answer can show them.
+    fn is_a_figure(&self) -> bool {
+        self.min.is_finite()
+            && self.max.is_finite()
+            && self.min <= self.mean
+            && self.mean <= self.max
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     /// Number of the step since the Unix epoch.
@@ -223,7 +233,7 @@ impl Rings {
         let points = (first..=last)
             .map(|step| {
                 let summary = ring?.slot(step)?.figures.get(place).copied()?;
-                summary.mean.is_finite().then_some(summary)
+                summary.is_a_figure().then_some(summary)
             })
             .collect();
         let from = first.saturating_mul(step_s).saturating_mul(1_000);
@@ -300,6 +310,9 @@ fn decode(bytes: &[u8]) -> Option<Slot> {
         figures,
     })
 }
+
+#[cfg(test)]
+mod fuzz;
 
 #[cfg(test)]
 mod tests {

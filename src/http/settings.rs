@@ -58,7 +58,7 @@ pub(super) async fn change(
 }
 
 /// Every value that cannot be is named, not the first one only.
-fn change_of(request: &SettingsChange) -> Result<settings::SettingsChange, Fault> {
+pub(super) fn change_of(request: &SettingsChange) -> Result<settings::SettingsChange, Fault> {
     let mut faults = Vec::new();
     let share = |share| config::millionths(share).ok_or("must be above 0 and at most 1");
     let cap = |cap| match cap {

@@ -524,7 +524,11 @@ fn report(faults: &[String]) {
 }
 
 fn is_test_file(path: &str) -> bool {
-    path.starts_with("tests/") || path.contains("/tests/") || path.ends_with("/tests.rs")
+    path.starts_with("tests/")
+        || path.contains("/tests/")
+        || ["/tests.rs", "/fuzz.rs"]
+            .iter()
+            .any(|end| path.ends_with(end))
 }
 
 fn is_prose_or_code(path: &str) -> bool {

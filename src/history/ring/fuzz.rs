@@ -1,0 +1,80 @@
+//! Fuzz target of the history file: what a file holds is shown as figures or as gaps.
+
+use super::*;
+use crate::fuzz::{Inputs, fuzz};
+
+/// A file of the right shape with these slots in the places of their steps, each with a sum that fits.
+fn holds(bytes: &[u8]) {
+    let mut rings = Rings::default();
+    let mut file = vec![0; rings.bytes()];
+    file[..HEAD_BYTES].copy_from_slice(&head());
+    let mut steps = Vec::new();
+    for body in bytes.chunks(SLOT_BYTES).take(4) {
+        let mut slot = body.to_vec();
+        slot.resize(SLOT_BYTES - 4, 0);
+        let sum = crc32fast::hash(&slot);
+        slot.extend(sum.to_le_bytes());
+        let read = decode(&slot).unwrap();
+        assert_eq!(encode(&read), slot, "a slot is written as it was read");
+        for ring in &mut rings.rings {
+            let (_, at) = ring.place(read.step).unwrap();
+            file[at..at + SLOT_BYTES].copy_from_slice(&slot);
+        }
+        steps.push(read.step);
+    }
+    assert!(rings.read(&file));
+    for step in steps {
+        for (step_s, kept) in STEPS {
+            let now = Timestamp::from_millis(step.saturating_mul(step_s).saturating_mul(1_000));
+            for range_s in [0, step_s * 10, u64::MAX] {
+                let window = rings.window(Series::Reserved, now, range_s, step_s);
+                assert!((1..=kept).contains(&window.points.len()));
+                for point in window.points.into_iter().flatten() {
+                    assert!(
+                        [point.mean, point.min, point.max]
+                            .into_iter()
+                            .all(f64::is_finite)
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn history_files() {
+    let slot = |step: u64, figure: f64| {
+        let summary = Summary {
+            mean: figure,
+            min: figure,
+            max: figure,
+        };
+        let mut bytes = encode(&Slot {
+            step,
+            figures: [summary; Series::ALL.len()],
+        });
+        bytes.truncate(SLOT_BYTES - 4);
+        bytes
+    };
+    let seeds = [
+        slot(1_700_000_000, 1.0),
+        slot(170_000_000, 0.5),
+        slot(0, -0.0),
+        slot(u64::MAX, f64::MAX),
+    ];
+    let words = [
+        f64::NAN,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        f64::MIN_POSITIVE,
+    ]
+    .map(f64::to_le_bytes);
+    fuzz!(Inputs::of(seeds).with_words(words), |bytes: &[u8]| {
+        holds(bytes);
+        // As a whole file it is another shape, whatever it begins with.
+        assert!(!Rings::default().read(bytes));
+        if let Some(slot) = decode(bytes) {
+            assert_eq!(encode(&slot)[..], bytes[..SLOT_BYTES]);
+        }
+    });
+}
