@@ -7,6 +7,7 @@ use kvgate_core::units::Ppm;
 use serde_json::Value;
 
 use super::address::{ADDRESS_BYTES_MAX, BaseUrl};
+use super::dialect::{Gauges, Prefix};
 use super::exposition::Samples;
 use super::networks::Network;
 use super::rows::{BAD_ENTRIES_MAX, BAD_ENTRY_LETTERS_MAX};
@@ -92,14 +93,22 @@ fn expositions() {
         let tally = samples.tally();
         assert_eq!(tally.good + tally.bad, lines as u64);
 
-        let gauges = dialect::read(&body, &engine);
-        if let Ok(Ok(reading)) = gauges.as_ref().map(dialect::Gauges::reading) {
+        // A body with names of both spellings shows that of its first line.
+        let read = |body: &str| {
+            let read = dialect::read(body, &engine);
+            read.map(|gauges| Gauges {
+                prefix: Prefix::Colon,
+                ..gauges
+            })
+        };
+        let gauges = read(&body);
+        if let Ok(Ok(reading)) = gauges.as_ref().map(Gauges::reading) {
             keeps_its_bounds(&reading);
         }
         let mut reversed: Vec<&str> = body.split('\n').collect();
         reversed.reverse();
         assert_eq!(
-            dialect::read(&reversed.join("\n"), &engine),
+            read(&reversed.join("\n")),
             gauges,
             "the order of lines says nothing"
         );

@@ -15,6 +15,7 @@ use kvgate_core::units::{Span, TOKENS_MAX};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::app::HttpConfig;
@@ -93,12 +94,32 @@ fn is_short(fault: &Fault) {
     assert!(format!("{fault:?}").len() <= FAULT_LETTERS_MAX, "{fault:?}");
 }
 
+/// What was read, written and read again. The JSON reader takes the last bit of a fraction as it comes.
+fn is_the_same<T: Serialize>(one: &T, other: &T) {
+    fn same(one: &Value, other: &Value) -> bool {
+        match (one, other) {
+            (Value::Object(one), Value::Object(other)) => {
+                let pairs = one.iter().zip(other);
+                one.len() == other.len() && { pairs }
+                    .all(|((key, one), (its, other))| key == its && same(one, other))
+            }
+            (Value::Number(one), Value::Number(other)) if one.is_f64() && other.is_f64() => {
+                let [one, other] = [one, other].map(|number| number.as_f64().unwrap());
+                (one - other).abs() <= one.abs() * 1e-14
+            }
+            (one, other) => one == other,
+        }
+    }
+    let [one, other] = [one, other].map(|body| serde_json::to_value(body).unwrap());
+    assert!(same(&one, &other), "{one} and {other}");
+}
+
 /// The body, when it is one; it is written as one that is read the same.
-fn read<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(body: &[u8]) -> Option<T> {
+fn read<T: DeserializeOwned + Serialize>(body: &[u8]) -> Option<T> {
     match parse::<T>(body) {
         Ok(request) => {
             let written = serde_json::to_vec(&request).unwrap();
-            assert_eq!(parse::<T>(&written).unwrap(), request);
+            is_the_same(&parse::<T>(&written).unwrap(), &request);
             Some(request)
         }
         Err(fault) => {
@@ -121,8 +142,10 @@ fn bodies() {
         "f{\"headroom\":0.9,\"paused\":true,\"max_wait_s\":null,\"expected_decode_cap\":\"none\",\"scope\":\"all\"}",
         "g{\"step\":7,\"run\":\"r\"}",
     ];
+    let long_name = format!("c{{\"{}\":1}}", "x".repeat(2 * FAULT_LETTERS_MAX));
     let config = config();
-    fuzz!(Inputs::of(bodies).with_words(WORDS), |bytes: &[u8]| {
+    let inputs = Inputs::of(bodies).and([long_name]).with_words(WORDS);
+    fuzz!(inputs, |bytes: &[u8]| {
         let (kind, body) = bytes.split_first().unwrap_or((&0, &[]));
         match kind % 7 {
             // 'a' is 97, which is 6 modulo 7.
@@ -211,7 +234,7 @@ fn batches() {
                 }
             };
             let written = serde_json::to_string(&read).unwrap();
-            assert_eq!(batch::read(&written).unwrap(), read);
+            is_the_same(&batch::read(&written).unwrap(), &read);
             if let BatchOperation::Acquire(request) = &read {
                 acquire_keeps_its_bounds(request, &config);
             }
@@ -268,9 +291,9 @@ fn ids() {
             assert_eq!(RunId::new(&text).is_ok(), ticket.is_ok() || text.is_empty());
 
             // In a path it is decoded exactly once, and stays in its part of the path. Longer ones are no request line.
-        if text.len() > 8 << 10 {
-            return;
-        }
+            if text.len() > 8 << 10 {
+                return;
+            }
             let encoded = utf8_percent_encode(&text, NON_ALPHANUMERIC);
             let path = format!("/v1/tickets/{encoded}/cancel");
             let (mut parts, ()) = Request::get(path).body(()).unwrap().into_parts();

@@ -1,12 +1,10 @@
 //! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
 
 mod access;
-mod burst;
 mod callers;
 mod closes;
 mod commands;
 mod floods;
-mod full_disk;
 mod history;
 mod kill;
 mod listen;

@@ -316,9 +316,9 @@ async fn fills_up_and_recovers(disk: &dyn Disk, wrapper: &[&str], data: &Path) {
     );
 }
 
-/// DUR4: a tmpfs of 192 MiB.
+/// D03, DUR4: a tmpfs of 192 MiB.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dur4_a_disk_that_fills_up_is_survived() {
+async fn d03_a_disk_fills_up_while_running() {
     let Some(disk) = SmallDisk::new(&format!("{DISK_MIB}m")) else {
         eprintln!(
             "NOT RUN on a tmpfs: unshare -rm is not allowed here; the size limit of files stands in"
@@ -330,9 +330,9 @@ async fn dur4_a_disk_that_fills_up_is_survived() {
     fills_up_and_recovers(&disk, &wrapper, disk.path()).await;
 }
 
-/// DUR4: the same where files cannot grow (EFBIG), which needs no rights at all.
+/// D03, DUR4: the same where files cannot grow (EFBIG), which needs no rights at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dur4_a_file_that_cannot_grow_is_survived() {
+async fn d03_a_file_cannot_grow() {
     let data = tempfile::tempdir().unwrap();
     let disk = SizeLimit(data.path().to_owned());
     // Without the signal a write beyond the limit is an error like any other.
