@@ -262,7 +262,7 @@ async fn w06_an_old_router_and_a_router_with_a_key() {
     let key = data.path().join("key");
     std::fs::write(&key, "a-key-of-the-router\n").unwrap();
     let key = key.to_str().unwrap();
-    let gate = serve(&locked, &data, &["--router-key-file", key]);
+    let mut gate = serve(&locked, &data, &["--router-key-file", key]);
     let seen = state(&gate, |state| state["degraded"] == true).await;
     let engines = gate.get("/v1/engines").await;
     let error = &engines["router"]["last_error"];
@@ -275,6 +275,7 @@ async fn w06_an_old_router_and_a_router_with_a_key() {
             .iter()
             .all(|request| request.authorization.as_deref() == bearer)
     );
+    gate.wait_for_log("the router gives no list");
     let log = gate.log_text();
     assert!(log.contains("router asks for a key (401)"), "{log}");
     let shown = format!("{log}{seen}{engines}");
