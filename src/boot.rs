@@ -34,6 +34,7 @@ use crate::config::{Config, ConfigError, Layer, Origins};
 use crate::demo::{Agents, AgentsSpec, DemoError, FakeFleet, FleetSpec};
 use crate::fleet::close_support::CloseSupport;
 use crate::fleet::closer::{Closer, CloserError};
+use crate::fleet::dialect::Prefix;
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::gate::{self, Gate, Phase, WriterConfig};
 use crate::history::{History, Sampler};
@@ -44,7 +45,7 @@ use crate::store::{self, CopyError, OfflineError, OpenError, RedbStore};
 use crate::supervisor;
 use crate::support::Support;
 use crate::telemetry;
-use crate::web::{self, WebState};
+use crate::web;
 use crate::words;
 
 /// Name of the file with the bound addresses, in the data directory.
@@ -324,6 +325,7 @@ impl Service {
             metrics_auth: config.metrics_auth,
             default_ttl: config.lease_ttl,
             origins: config.origins,
+            configured: config.shown,
             stuck_after: http::STUCK_AFTER,
         };
         let history = History::default();
@@ -335,10 +337,7 @@ impl Service {
             history.clone(),
             random(),
         );
-        let pages = web::routes(WebState {
-            gate: gate.clone(),
-            access,
-        });
+        let pages = web::routes(app.clone());
         let routes = http::router(app.clone(), pages);
         let stop = CancellationToken::new();
         let servers = TaskTracker::new();
@@ -679,6 +678,11 @@ fn shown(round: &Round, found: RoundDetails) -> FleetDetails {
             .map(|(engine, details)| {
                 let shown = http::EngineDetails {
                     close_support: details.close_support.map(CloseSupport::has_effect),
+                    version: details
+                        .server
+                        .as_ref()
+                        .and_then(|server| server.version.clone()),
+                    dialect: details.prefix.map(Prefix::mark),
                     readings: details.readings,
                 };
                 (engine.as_str().to_owned(), shown)

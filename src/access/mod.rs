@@ -141,6 +141,15 @@ impl Access {
         self.doors.is_none()
     }
 
+    /// Who has a token; nobody while tokens are off.
+    #[must_use]
+    pub fn callers(&self) -> Vec<Caller> {
+        let doors = self.doors.iter();
+        doors
+            .flat_map(|doors| doors.tokens().callers().cloned().collect::<Vec<_>>())
+            .collect()
+    }
+
     /// Whose token this is.
     #[must_use]
     pub fn with_token(&self, token: &str) -> Option<Caller> {

@@ -112,6 +112,11 @@ impl TokenSet {
         Self(tokens.into())
     }
 
+    /// Names and rights, in the order of the file.
+    pub fn callers(&self) -> impl Iterator<Item = &Caller> {
+        self.0.iter().map(|token| &token.caller)
+    }
+
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {

@@ -11,11 +11,11 @@ const EXIT_CODES: &[(&str, &str)] = &[
     ("0", "done"),
     (
         "1",
-        "a check found something to mend, or the service is not well",
+        "a check found something to mend, the service is not well, or it refused",
     ),
     ("2", "usage or configuration"),
     ("65", "the store is damaged, or is not a store"),
-    ("69", "cannot listen"),
+    ("69", "cannot listen, or no service answers"),
     ("74", "disk full or I/O error at start"),
     ("75", "the store is in use by another process"),
     ("77", "no permission"),

@@ -28,7 +28,7 @@ use std::time::Duration;
 use kvgate_core::audit::AuditEntry;
 use kvgate_core::close::{CallId, CallResult, CloseIntent, EngineCall};
 use kvgate_core::command::{Acquire, Act, CloseRequest, Command, Delivery, Operation, Slice};
-use kvgate_core::decisions::DecisionEntry;
+use kvgate_core::decisions::{DecisionEntry, DecisionsWanted};
 use kvgate_core::effect::{
     AcquireRefused, Answer, CancelOutcome, CloseReply, LeaseGone, LeaseView, Outcome, Page,
     ReleaseOutcome, Reply, RetryRefused, SessionView, TicketView, WaiterView,
@@ -53,7 +53,7 @@ use crate::store::CopyPieces;
 
 pub use outage::KEPT_MAX;
 pub use record::Recorder;
-pub use stats::CommitStats;
+pub use stats::{CommitStats, Waits};
 pub use waiters::SlotId;
 use writer::weight;
 pub use writer::{FirstOpen, WriterConfig, spawn};
@@ -563,16 +563,15 @@ impl Gate {
         }
     }
 
-    /// Reads decisions, oldest first: those after a number, or the last ones.
+    /// Reads the decisions that are wanted, oldest first.
     ///
     /// # Errors
     /// See [`GateError`].
     pub async fn decisions(
         &self,
-        after: Option<u64>,
-        most: usize,
+        wanted: DecisionsWanted,
     ) -> Result<Page<DecisionEntry>, GateError> {
-        match self.one(Command::ListDecisions { after, most }).await? {
+        match self.one(Command::ListDecisions(wanted)).await? {
             (_, Reply::Decisions(page)) => Ok(page),
             (_, other) => Err(unexpected(&other)),
         }

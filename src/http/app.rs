@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::exposition::Present;
 use crate::access::{Access, AllowedHost};
 use crate::clock::Clock;
-use crate::config::Origins;
+use crate::config::{self, Origins};
 use crate::gate::{Gate, Phase};
 use crate::history::History;
 use crate::telemetry::{HttpMetrics, Readings};
@@ -38,6 +38,8 @@ pub struct HttpConfig {
     pub default_ttl: Span,
     /// Where the configured values come from of settings that can be changed at run time.
     pub origins: Origins,
+    /// Every setting of the start with its value and who set it; no secret is among them.
+    pub configured: Vec<config::Shown>,
     /// Without progress of the writer for this long the process is not healthy (DUR3).
     pub stuck_after: Span,
 }
@@ -61,6 +63,10 @@ pub struct FleetDetails {
 pub struct EngineDetails {
     /// Whether it takes session closes; `None` while that is not known.
     pub close_support: Option<bool>,
+    /// Version of its software, as it says itself.
+    pub version: Option<String>,
+    /// How its metrics are spelled, once they were read: what stands behind the name of the software.
+    pub dialect: Option<&'static str>,
     /// Readings by result, since it was first asked.
     pub readings: Readings,
 }
@@ -154,7 +160,8 @@ impl App {
     }
 
     /// Figures over time.
-    pub(super) fn history(&self) -> &History {
+    #[must_use]
+    pub fn history(&self) -> &History {
         &self.inner.history
     }
 
@@ -204,10 +211,16 @@ impl App {
         }
     }
 
+    /// How long the process runs.
+    #[must_use]
+    pub fn uptime(&self) -> Span {
+        let up = self.inner.started.elapsed().as_millis();
+        Span::from_millis(u64::try_from(up).unwrap_or(u64::MAX))
+    }
+
     /// When the process started, on the line.
     pub(super) fn started_at(&self, now: Timestamp) -> Timestamp {
-        let up = self.inner.started.elapsed().as_millis();
-        now.before(Span::from_millis(u64::try_from(up).unwrap_or(u64::MAX)))
+        now.before(self.uptime())
     }
 
     /// A new request id: unique over restarts, and short enough to be read aloud.

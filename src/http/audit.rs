@@ -1,12 +1,15 @@
 //! The audit: what operators did (SET3), and by which name.
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
 use kvgate_api::{AuditAction, AuditEntry, Listing, Problem};
 use kvgate_core::audit::{self, AuditAct};
+use kvgate_core::command::Slice;
 use kvgate_core::effect::Page;
 use kvgate_core::ids::{AuditNo, Label};
 
+use super::answer::json;
 use super::app::{App, Shown};
 use super::convert::time;
 use super::extract::Query;
@@ -31,15 +34,39 @@ use crate::words;
 pub(super) async fn list(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
     let page = Paging::read(&mut query)?;
     query.done()?;
-    lists::list::<audit::AuditEntry>(&app, page, |_| true).await
+    let page = lists::list::<audit::AuditEntry>(&app, page, |_| true).await?;
+    Ok(json(StatusCode::OK, &page))
+}
+
+/// A slice of the audit with the numbers of its entries, newest first: `from` is the highest number
+/// looked at. And whether there are more.
+pub async fn read_audit_slice(
+    app: &App,
+    from: u64,
+    rows: usize,
+) -> Result<(Vec<(u64, AuditEntry)>, bool), Fault> {
+    let slice = Slice {
+        from: AuditNo(from),
+        rows,
+    };
+    let page = app.gate().list_audit(slice).await?;
+    let shown = app.shown();
+    let items = page.items.iter();
+    let items = items.map(|entry| (entry.key(), entry.item(&shown)));
+    Ok((items.collect(), page.more))
 }
 
 impl Row for audit::AuditEntry {
     type Item = AuditEntry;
     const ORDER: Order = Order::NewestFirst;
 
-    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
-        gate.list_audit(lists::slice(AuditNo(from)))
+    fn slice(
+        gate: &Gate,
+        from: u64,
+        rows: usize,
+    ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        let from = AuditNo(from);
+        gate.list_audit(Slice { from, rows })
     }
 
     fn key(&self) -> u64 {
@@ -68,7 +95,7 @@ const fn action(act: &AuditAct) -> AuditAction {
 }
 
 /// Who acts, as the audit keeps it.
-pub(super) fn named(caller: &Caller) -> Result<Label, Fault> {
+pub fn named(caller: &Caller) -> Result<Label, Fault> {
     Label::new(&caller.name).map_err(|rule| {
         Fault::bad_request(format!(
             "The name of the token cannot stand in the audit: {rule}. Give it another name."

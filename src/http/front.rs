@@ -198,6 +198,8 @@ fn refused(app: &App, status: StatusCode, detail: &'static str) -> Vec<u8> {
 /// Why a request goes no further.
 enum Refused {
     Fault(Fault),
+    /// The same for people.
+    Page(Fault),
     /// The caller is not known. People get the form, and come back to what they asked for.
     Unknown {
         is_wrong: bool,
@@ -215,6 +217,7 @@ impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let (is_wrong, form_for) = match self {
             Self::Fault(fault) => return fault.into_response(),
+            Self::Page(fault) => return web::fault_page(&fault),
             Self::Unknown { is_wrong, form_for } => (is_wrong, form_for),
         };
         let mut response = match form_for {
@@ -385,7 +388,12 @@ fn let_in(app: &App, request: &Request, rule: Rule) -> Result<Option<Caller>, Re
                 let (name, route) = (&*caller.name, route(request).unwrap_or(UNMATCHED));
                 tracing::warn!(name, route, "a call without the right to it was refused");
             }
-            Err(forbidden(&caller, needed).into())
+            let fault = forbidden(&caller, needed);
+            Err(if rule.is_page {
+                Refused::Page(fault)
+            } else {
+                Refused::Fault(fault)
+            })
         }
         (Some(_), asker) => {
             let is_wrong = matches!(asker, Asker::WrongToken);

@@ -34,7 +34,13 @@ const RANGE_MAX_S: u64 = 7 * 24 * 3_600;
         (status = 422, description = "`invalid_request`", body = Problem),
     )
 )]
-pub(super) async fn history(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
+pub(super) async fn history(State(app): State<App>, query: Query) -> Result<Response, Fault> {
+    let body = read_history(&app, query)?;
+    Ok(json(StatusCode::OK, &body))
+}
+
+/// The figures over time that the query names.
+pub fn read_history(app: &App, mut query: Query) -> Result<History, Fault> {
     let wanted = match query.take("series") {
         None => Series::ALL.to_vec(),
         Some(names) => names
@@ -78,7 +84,7 @@ pub(super) async fn history(State(app): State<App>, mut query: Query) -> Result<
         };
         body.series.insert(series.word().to_owned(), points);
     }
-    Ok(json(StatusCode::OK, &body))
+    Ok(body)
 }
 
 fn unknown_series() -> Fault {

@@ -19,6 +19,7 @@ use super::audit::named;
 use super::convert::{self, CallFacts};
 use super::extract::{JsonBody, LeasePath, NoFields, NoQuery, OptionalJson};
 use super::problem::Fault;
+use super::read;
 use super::shares::MayWait;
 use crate::access::Caller;
 use crate::gate::GateError;
@@ -212,8 +213,7 @@ pub(super) async fn read(
     LeasePath(lease): LeasePath,
     _: NoQuery,
 ) -> Result<Response, Fault> {
-    let answered = app.gate().read_lease(known(lease)?).await?;
-    let body = convert::lease(&answered.value?, false, &app.shown());
+    let body = read::lease(&app, known(lease)?).await?;
     Ok(json(StatusCode::OK, &body).into_response())
 }
 

@@ -25,6 +25,7 @@ mod lists;
 mod metrics;
 mod openapi;
 mod problem;
+pub mod read;
 mod report;
 mod rights;
 mod server;
@@ -42,7 +43,7 @@ use utoipa_axum::routes;
 
 pub use advice::{Advice, advice};
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
-pub use extract::Form;
+pub use extract::{Fields, Form, Query};
 pub use health::STUCK_AFTER;
 pub use listener::{Endpoint, Listener};
 pub use openapi::openapi;

@@ -97,6 +97,27 @@ impl Fault {
         self.code
     }
 
+    /// What happened, in a few words.
+    #[must_use]
+    pub fn title(&self) -> &'static str {
+        title(self.code)
+    }
+
+    /// What is to be done about it.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// Too much is under way; come back in a moment.
+    #[must_use]
+    pub fn overloaded() -> Self {
+        Self::new(
+            ProblemCode::Overloaded,
+            "Too many requests are under way; ask again in a moment.",
+        )
+    }
+
     /// Seconds after which a 503 is worth another try.
     fn retry_after(&self) -> Option<&'static str> {
         (self.status == StatusCode::SERVICE_UNAVAILABLE).then_some("1")

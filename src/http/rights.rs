@@ -78,7 +78,18 @@ const PAGES: &[(&str, &str, Option<Right>)] = &[
     ("GET", "/closes", VIEW),
     ("GET", "/decisions", VIEW),
     ("GET", "/steps", VIEW),
+    ("GET", "/steps.csv", VIEW),
+    ("GET", "/steps.json", VIEW),
     ("GET", "/settings", VIEW),
+    ("GET", "/ticket", VIEW),
+    ("GET", "/lease", VIEW),
+    ("GET", "/session", VIEW),
+    ("GET", "/close", VIEW),
+    ("GET", "/search", VIEW),
+    // It changes nothing. The page itself says to whom it is of no use.
+    ("GET", "/confirm", VIEW),
+    ("POST", "/confirm", ADMIN),
+    ("POST", "/act", ADMIN),
 ];
 
 /// Files of pages: part of the program, the same for everybody.

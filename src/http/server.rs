@@ -33,8 +33,8 @@ use super::delivery::{Patience, Socket, Stage, Tracker};
 use super::front;
 use super::listener::{Accepted, Listener, Peer, RawStream, Stream};
 use super::shares::Shares;
-use crate::gate::WAITING_CALLS_MAX;
 use crate::access::Scheme;
+use crate::gate::WAITING_CALLS_MAX;
 use crate::telemetry::Repeats;
 
 static NOT_ACCEPTED: Repeats = Repeats::new("a connection could not be accepted");

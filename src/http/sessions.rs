@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use kvgate_api::{Close, CloseDisabled, CloseRequest, Problem, ProblemCode, Session};
+use kvgate_api::{Close, CloseDisabled, CloseRequest, Problem, Session};
 use kvgate_core::close::CloseIntent;
 use kvgate_core::effect::{CloseReply, RetryRefused};
 
@@ -16,6 +16,7 @@ use super::app::App;
 use super::convert;
 use super::extract::{ClosePath, NoFields, NoQuery, OptionalJson, Query, SessionPath};
 use super::problem::{self, Fault};
+use super::read;
 use super::shares::MayWait;
 
 /// End a session: release its KV on every engine, once its last lease has ended.
@@ -103,13 +104,8 @@ pub(super) async fn read(
     SessionPath(session): SessionPath,
     _: NoQuery,
 ) -> Result<Response, Fault> {
-    let Some(view) = app.gate().read_session(session).await? else {
-        return Err(Fault::new(
-            ProblemCode::SessionNotFound,
-            "The session is not known.",
-        ));
-    };
-    Ok(json(StatusCode::OK, &convert::session(&view, &app.shown())))
+    let session = read::session(&app, session).await?;
+    Ok(json(StatusCode::OK, &session))
 }
 
 /// Read a close.
@@ -129,9 +125,8 @@ pub(super) async fn read_close(
     _: NoQuery,
 ) -> Result<Response, Fault> {
     let id = close.ok_or_else(problem::close_not_found)?;
-    let close = app.gate().read_close(id).await?;
-    let close = close.ok_or_else(problem::close_not_found)?;
-    Ok(json(StatusCode::OK, &convert::close(&close, &app.shown())))
+    let close = read::close(&app, id).await?;
+    Ok(json(StatusCode::OK, &close))
 }
 
 /// Send a close once more to the engines where it failed.

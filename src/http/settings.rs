@@ -58,7 +58,7 @@ pub(super) async fn change(
 }
 
 /// Every value that cannot be is named, not the first one only.
-pub(super) fn change_of(request: &SettingsChange) -> Result<settings::SettingsChange, Fault> {
+pub fn change_of(request: &SettingsChange) -> Result<settings::SettingsChange, Fault> {
     let mut faults = Vec::new();
     let share = |share| config::millionths(share).ok_or("must be above 0 and at most 1");
     let cap = |cap| match cap {
@@ -137,11 +137,13 @@ fn checked<T: Copy, U, E: Into<String>>(
 }
 
 /// What does not fit together: admission is on, or would be, with a number that cannot be used.
-fn refused(error: PolicyError) -> Fault {
+#[must_use]
+pub fn refused(error: PolicyError) -> Fault {
     let pointer = match error {
         PolicyError::Headroom => "/headroom",
         PolicyError::PressureThreshold => "/pressure_threshold",
         PolicyError::DecodeCap => "/expected_decode_cap",
+        PolicyError::MaxWait => "/max_wait_s",
         // None of these can be changed while the gate runs.
         PolicyError::ClaimGrace
         | PolicyError::MaxWaiting
@@ -153,7 +155,9 @@ fn refused(error: PolicyError) -> Fault {
     Fault::field(pointer, error.to_string())
 }
 
-fn shown(settings: &settings::Settings, origins: &Origins) -> Settings {
+/// The settings in force, each with who set it.
+#[must_use]
+pub fn shown(settings: &settings::Settings, origins: &Origins) -> Settings {
     let policy = settings.effective();
     let origin = |setting: Setting| {
         if settings.overrides.has(setting) {

@@ -30,7 +30,9 @@ pub(super) async fn state(AppState(app): AppState<App>, _: NoQuery) -> Response 
     json(StatusCode::OK, &state_of(&app))
 }
 
-fn state_of(app: &App) -> State {
+/// The whole picture.
+#[must_use]
+pub fn state_of(app: &App) -> State {
     let shown = app.shown();
     let view = &shown.view;
     let measure = &view.measure;
@@ -238,6 +240,12 @@ fn store(gate: &Gate) -> StoreFigures {
     responses((status = 200, description = "By address", body = Engines))
 )]
 pub(super) async fn engines(AppState(app): AppState<App>, _: NoQuery) -> Response {
+    json(StatusCode::OK, &engines_of(&app))
+}
+
+/// The members, and what the router says.
+#[must_use]
+pub fn engines_of(app: &App) -> Engines {
     let shown = app.shown();
     let details = app.fleet();
     let items = shown
@@ -246,11 +254,10 @@ pub(super) async fn engines(AppState(app): AppState<App>, _: NoQuery) -> Respons
         .iter()
         .map(|view| engine(view, &details, &shown))
         .collect();
-    let body = Engines {
+    Engines {
         items,
         router: router(&details, &shown),
-    };
-    json(StatusCode::OK, &body)
+    }
 }
 
 fn router(details: &FleetDetails, shown: &Shown) -> Option<Router> {

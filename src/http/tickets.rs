@@ -4,8 +4,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use kvgate_api::{
-    CancelResult, Problem, ProblemCode, TicketAnswer, UnknownTicket, WaitRequest, WaitResult,
-    WaitResults,
+    CancelResult, Problem, TicketAnswer, UnknownTicket, WaitRequest, WaitResult, WaitResults,
 };
 
 use super::answer::{held_open, json, with_receipts, with_seq};
@@ -13,6 +12,7 @@ use super::app::App;
 use super::convert;
 use super::extract::{JsonBody, NoQuery, TicketPath};
 use super::problem::Fault;
+use super::read;
 use super::shares::MayWait;
 
 /// Tickets that one call may wait for.
@@ -55,13 +55,7 @@ pub(super) async fn read(
     TicketPath(ticket): TicketPath,
     _: NoQuery,
 ) -> Result<Response, Fault> {
-    let Some(view) = app.gate().read_ticket(ticket.clone()).await? else {
-        return Err(Fault::new(
-            ProblemCode::TicketNotFound,
-            "The ticket is not known.",
-        ));
-    };
-    let body = convert::ticket_answer(&ticket, view, &app.shown());
+    let body = read::ticket(&app, ticket).await?;
     Ok(json(StatusCode::OK, &body))
 }
 

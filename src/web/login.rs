@@ -12,7 +12,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use url::Url;
 
-use super::WebState;
+use super::assets;
+use super::page::Web;
 use crate::access::{self, Caller, LoginRefused, OverTls};
 use crate::http::{BEARER, Fault, Form};
 use crate::telemetry::Repeats;
@@ -25,6 +26,7 @@ const BACK_BYTES_MAX: usize = 2_048;
 #[derive(Template)]
 #[template(path = "login.html")]
 struct Page<'a> {
+    assets: &'static str,
     /// Who is logged in already.
     who: Option<&'a Caller>,
     /// Why the form comes again.
@@ -36,6 +38,7 @@ struct Page<'a> {
 /// The form in place of a page that needs a log-in; `asked_for` is what the log-in leads back to.
 pub(crate) fn form(asked_for: &str) -> Response {
     let page = Page {
+        assets: assets::version(),
         who: None,
         trouble: None,
         back: &own_path(asked_for),
@@ -44,14 +47,12 @@ pub(crate) fn form(asked_for: &str) -> Response {
 }
 
 /// `GET /login`.
-pub(super) async fn page(
-    State(state): State<WebState>,
-    caller: Option<Extension<Caller>>,
-) -> Response {
-    if state.access.is_open() {
+pub(super) async fn page(State(web): State<Web>, caller: Option<Extension<Caller>>) -> Response {
+    if web.app().config().access.is_open() {
         return to("/");
     }
     let page = Page {
+        assets: assets::version(),
         who: caller.as_ref().map(|Extension(caller)| caller),
         trouble: None,
         back: "/",
@@ -61,21 +62,23 @@ pub(super) async fn page(
 
 /// `POST /login`, fields `token` and `back`.
 pub(super) async fn log_in(
-    State(state): State<WebState>,
+    State(web): State<Web>,
     Extension(OverTls(secure)): Extension<OverTls>,
     headers: HeaderMap,
     form: Form,
 ) -> Response {
-    if state.access.is_open() {
+    if web.app().config().access.is_open() {
         return to("/");
     }
     let back = own_path(form.field("back"));
-    match state
+    match web
+        .app()
+        .config()
         .access
         .log_in(form.field("token").trim(), Instant::now())
     {
         Ok((caller, id)) => {
-            end_logins(&state, &headers);
+            end_logins(&web, &headers);
             tracing::info!(
                 name = &*caller.name,
                 scope = caller.right.word(),
@@ -88,6 +91,7 @@ pub(super) async fn log_in(
                 tracing::warn!("a log-in with a wrong token was refused");
             }
             let page = Page {
+                assets: assets::version(),
                 who: None,
                 trouble: Some("This token is not known."),
                 back: &back,
@@ -109,18 +113,18 @@ pub(super) async fn log_in(
 
 /// `POST /logout`.
 pub(super) async fn log_out(
-    State(state): State<WebState>,
+    State(web): State<Web>,
     Extension(OverTls(secure)): Extension<OverTls>,
     headers: HeaderMap,
 ) -> Response {
-    end_logins(&state, &headers);
+    end_logins(&web, &headers);
     with_cookie(to("/login"), &access::no_cookie(secure))
 }
 
-fn end_logins(state: &WebState, headers: &HeaderMap) {
+fn end_logins(web: &Web, headers: &HeaderMap) {
     let cookies = headers.get_all(COOKIE).iter();
     for id in access::login_ids(cookies.filter_map(|cookie| cookie.to_str().ok())) {
-        state.access.log_out(&id);
+        web.app().config().access.log_out(&id);
     }
 }
 
@@ -141,8 +145,10 @@ fn own_path(text: &str) -> String {
         .unwrap_or_else(|| "/".to_owned())
 }
 
+/// Relative, so that it holds under whatever path the service stands behind.
 fn to(path: &str) -> Response {
-    let place = HeaderValue::from_str(path).unwrap_or(HeaderValue::from_static("/"));
+    let place = HeaderValue::from_str(&format!(".{path}"));
+    let place = place.unwrap_or(HeaderValue::from_static("./"));
     (StatusCode::SEE_OTHER, [(LOCATION, place)]).into_response()
 }
 

@@ -134,7 +134,7 @@ async fn without_tokens_nothing_is_asked_for() {
     );
     assert_eq!(app.get("/").await.status, 200);
     let login = app.get("/login").await;
-    assert_eq!((login.status, login.header("location")), (303, Some("/")));
+    assert_eq!((login.status, login.header("location")), (303, Some("./")));
 }
 
 /// Work with a client's token: acquired, renewed, released, as without tokens.
@@ -384,7 +384,7 @@ async fn a_browser_logs_in_and_out() {
     assert_eq!(page.header("cache-control"), Some("no-store"));
     assert!(
         page.text
-            .contains("<form method=\"post\" action=\"/login\">"),
+            .contains("<form method=\"post\" action=\"login\">"),
         "{}",
         page.text
     );
@@ -402,7 +402,7 @@ async fn a_browser_logs_in_and_out() {
     let answer = app.send(app.form("/login", &form)).await;
     assert_eq!(
         (answer.status, answer.header("location")),
-        (303, Some("/?a=1"))
+        (303, Some("./?a=1"))
     );
     let set = answer.header("set-cookie").unwrap();
     for part in [
@@ -439,7 +439,7 @@ async fn a_browser_logs_in_and_out() {
     let answer = app.send(leave).await;
     assert_eq!(
         (answer.status, answer.header("location")),
-        (303, Some("/login"))
+        (303, Some("./login"))
     );
     assert!(answer.header("set-cookie").unwrap().contains("Max-Age=0"));
     assert_eq!(get("/").await.status, 401);
@@ -461,7 +461,7 @@ async fn a_login_leads_to_no_other_host() {
         let answer = app.send(app.form("/login", &form)).await;
         assert_eq!(
             (answer.status, answer.header("location")),
-            (303, Some("/")),
+            (303, Some("./")),
             "{back:?}"
         );
         assert_eq!(answer.headers.get_all("set-cookie").iter().count(), 1);

@@ -231,8 +231,8 @@ async fn stalled_bodies_are_shed() {
 /// size are served, and there is room again when senders give up.
 #[tokio::test]
 async fn large_bodies_on_their_way_have_a_bound() {
-    const ROOM: usize = 20 << 20;
-    const BATCH: usize = 4 << 20;
+    const ROOM: usize = 5 << 20;
+    const BATCH: usize = 1 << 20;
     let app = Builder {
         limits: Limits {
             body_bytes: ROOM,

@@ -22,7 +22,7 @@ words! {
         /// An evaluation request.
         Eval,
     }
-    /// What was decided about a request.
+    /// What was decided about a request, or that its lease ended.
     DecisionAction {
         /// A lease was granted.
         Admit,
@@ -32,6 +32,8 @@ words! {
         Bypass,
         /// It was withdrawn, or its grant was taken back.
         Cancelled,
+        /// Its lease ended, after it was claimed.
+        Ended,
     }
     /// Why a request was admitted.
     AdmitReason {

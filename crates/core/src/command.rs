@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use crate::close::{CallId, CallResult, CloseMode, CloseReason};
 use crate::decision::Scope;
+use crate::decisions::DecisionsWanted;
 use crate::ids::{
     AuditNo, CloseId, CloseNo, Issue, Label, LeaseId, RowNo, RunId, SessionId, SessionNo, StepNo,
     TicketId,
@@ -82,12 +83,7 @@ pub enum Command {
     /// Read a slice of the audit, newest first: `from` is the highest number looked at.
     ListAudit(Slice<AuditNo>),
     /// Read decisions, oldest first.
-    ListDecisions {
-        /// Only those after this number; `None` for the last ones.
-        after: Option<u64>,
-        /// How many at most.
-        most: usize,
-    },
+    ListDecisions(DecisionsWanted),
     /// Read the epochs, newest first.
     ListEpochs,
     /// Read everything that a restart would bring back, for a copy of the store. The only read whose

@@ -161,8 +161,8 @@ impl Turn {
                 let reply = Reply::Audit(self.machine.list_audit(slice));
                 self.reply(tag, None, reply);
             }
-            Command::ListDecisions { after, most } => {
-                let reply = Reply::Decisions(self.machine.list_decisions(after, most));
+            Command::ListDecisions(wanted) => {
+                let reply = Reply::Decisions(self.machine.list_decisions(&wanted));
                 self.reply(tag, None, reply);
             }
             Command::ListEpochs => {
@@ -408,6 +408,11 @@ impl Turn {
         moment: Moment,
     ) {
         let asked = ticket.asked.as_ref();
+        let held = if let (Decided::Ended(_), Stage::Held(lease)) = (decided, &ticket.stage) {
+            Some(self.now.since(lease.granted_at))
+        } else {
+            None
+        };
         self.machine.decisions.note(DecisionEntry {
             number: 0,
             at: self.now,
@@ -417,6 +422,7 @@ impl Turn {
             scope: asked.map_or(Scope::Train, |asked| asked.terms.scope),
             reservation: asked.map_or(Tokens::ZERO, |asked| asked.terms.reservation),
             waited,
+            held,
             decided,
             moment,
         });
@@ -706,6 +712,9 @@ impl Turn {
             } else if let Some(end) = lease_end(how) {
                 self.machine.state.tally.lease_ended(end);
                 self.lease_ended(&ticket, lease, end);
+                let moment = self.machine.moment();
+                let waited = waited.unwrap_or(Span::ZERO);
+                self.note_decision(&ticket, waited, Decided::Ended(end), moment);
             }
         }
         let ended = Ended {

@@ -1,7 +1,9 @@
 //! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
 
 mod access;
+mod asking;
 mod callers;
+mod check;
 mod closes;
 mod commands;
 mod floods;

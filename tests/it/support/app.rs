@@ -15,7 +15,7 @@ use kvgate::http::{
     self, App, Endpoint, FleetDetails, HttpConfig, Limits, Listener, ShellNotice, Tls,
 };
 use kvgate::store;
-use kvgate::web::{self, WebState};
+use kvgate::web;
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{CallResult, EngineCall};
 use kvgate_core::command::Acquire;
@@ -118,6 +118,8 @@ pub struct TestApp {
     pub client: reqwest::Client,
     pub fleet: watch::Sender<Arc<FleetDetails>>,
     pub notices: watch::Sender<Vec<ShellNotice>>,
+    /// Nothing is sampled unless a test asks for it.
+    pub history: History,
     pub stop: CancellationToken,
     pub server: Option<JoinHandle<()>>,
     /// Ends when the store was opened for the first time.
@@ -248,23 +250,21 @@ impl Builder {
             access: access.clone(),
             metrics_auth: self.metrics_auth,
             default_ttl: Span::from_secs(600),
+            configured: Vec::new(),
             stuck_after: self.stuck_after,
             origins: self.origins,
         };
+        let history = History::default();
         let app = App::new(
             gate.clone(),
             config,
             fleet_receiver,
             notices_receiver,
-            History::default(),
+            history.clone(),
             salt(),
         );
         let stop = CancellationToken::new();
-        let pages = web::routes(WebState {
-            gate: gate.clone(),
-            access: access.clone(),
-        });
-        let router = http::router(app.clone(), pages);
+        let router = http::router(app.clone(), web::routes(app.clone()));
         let server = tokio::spawn(http::serve(
             vec![listener],
             app,
@@ -279,6 +279,7 @@ impl Builder {
             client: client(),
             fleet,
             notices,
+            history,
             stop,
             server: Some(server),
             store_is_open: Some(Box::pin(async { opened.await.unwrap().unwrap() })),
@@ -323,6 +324,25 @@ impl TestApp {
             start_marks: Vec::new(),
         };
         self.gate.round(round).await
+    }
+
+    /// Hands in a round in which an engine works and uses so many millionths of its capacity.
+    pub async fn feed_usage(&self, engine: &str, capacity: u64, millionths: u32) {
+        let usage = Ppm::clamped(millionths);
+        let capacity = Tokens::new(capacity).unwrap();
+        let reading = Reading {
+            usage: Some(usage),
+            used: Some(capacity.share(usage)),
+            running: Some(1),
+            ..Reading::idle(capacity)
+        };
+        let round = Round {
+            began_at: self.gate.line().unwrap().now(),
+            router: None,
+            readings: vec![(EngineId::new(engine), Ok(reading))],
+            start_marks: Vec::new(),
+        };
+        self.gate.round(round).await.unwrap();
     }
 
     /// Waits until the picture of the gate is so.
