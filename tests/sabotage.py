@@ -42,7 +42,7 @@ BUGS = [
         [
             (
                 "src/history/ring.rs",
-                "self.min.is_finite()\n            && self.max.is_finite()",
+                "self.mean.is_finite() && self.min.is_finite() && self.max.is_finite()",
                 "self.mean.is_finite()",
             )
         ],

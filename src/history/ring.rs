@@ -46,12 +46,9 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Three finite numbers in order: a file may hold others, and no answer can show them.
+    /// Three finite numbers: a file may hold others, and no answer can show them.
     fn is_a_figure(&self) -> bool {
-        self.min.is_finite()
-            && self.max.is_finite()
-            && self.min <= self.mean
-            && self.mean <= self.max
+        self.mean.is_finite() && self.min.is_finite() && self.max.is_finite()
     }
 }
 

@@ -79,6 +79,7 @@ fn config() -> HttpConfig {
         metrics_auth: false,
         default_ttl: Span::from_secs(600),
         origins: Origins::default(),
+        configured: Vec::new(),
         stuck_after: STUCK_AFTER,
     }
 }
