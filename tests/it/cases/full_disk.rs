@@ -150,6 +150,8 @@ struct Log {
     /// Releases that were told 503: kept for the recovery.
     kept: BTreeSet<String>,
     bypassed: u64,
+    /// The state as a client found it right after such a bypass, while the store was in trouble.
+    troubled: Option<Value>,
     admits: u64,
 }
 
@@ -182,7 +184,14 @@ async fn load(gate: &Kvgate, disk: &dyn Disk, log: &Arc<Mutex<Log>>) {
                 assert_eq!(answer.status, 200, "{answer:?}");
                 if answer.action() == "bypass" {
                     assert_eq!(answer.body["reason"], "store_unavailable");
-                    log.lock().unwrap().bypassed += 1;
+                    let state = http.get(format!("{base}/state")).send().await.unwrap();
+                    let state: Value = state.json().await.unwrap();
+                    let mut log = log.lock().unwrap();
+                    log.bypassed += 1;
+                    // The store may be open again already, for as long as a commit fits.
+                    if state["store"]["state"] != "ok" {
+                        log.troubled = Some(state);
+                    }
                     return;
                 }
                 let lease = answer.lease();
@@ -263,7 +272,8 @@ async fn fills_up_and_recovers(disk: &dyn Disk, wrapper: &[&str], data: &Path) {
 
     load(&gate, disk, &log).await;
     assert_eq!(log.lock().unwrap().bypassed, CLIENTS);
-    let state = gate.get("/v1/state").await;
+    let state = log.lock().unwrap().troubled.clone();
+    let state = state.expect("the state tells of a store in trouble");
     let named = state["store"]["state"].as_str().unwrap();
     assert!(matches!(named, "unavailable" | "low_space"), "{state}");
     let code = match named {
