@@ -157,7 +157,7 @@ async fn tls_and_a_renewed_certificate() {
 
     second.write(secrets.path());
     gate.signal("HUP");
-    gate.wait_for_log("the certificate was read again");
+    gate.wait_for_log("the certificate was read anew");
     assert!(first.get(address, "/healthz").await.is_err());
     assert_eq!(second.get(address, "/healthz").await.unwrap().status, 200);
 
