@@ -59,6 +59,10 @@ sabotage *WORDS:
 seeds COUNT="1500":
     KVGATE_SIM_SEEDS={{ COUNT }} cargo test --release --locked -p kvgate-sim --test seeds -- --nocapture
 
+# fuzz targets, so many seconds each, on optimised code with overflow checks
+fuzz SECONDS="60" TARGETS="fuzz::":
+    BOLERO_RANDOM_TEST_TIME_MS={{ SECONDS }}000 RUST_BACKTRACE=0 CARGO_PROFILE_TEST_OPT_LEVEL=2 cargo test --locked --workspace --lib --target-dir target/fuzz -- {{ TARGETS }}
+
 # the long runs: many more random cases, seeds and kills, on release code
 nightly CASES="20000" ROUNDS="200" SEEDS="10000":
     PROPTEST_CASES={{ CASES }} cargo test --release --locked -p kvgate-core

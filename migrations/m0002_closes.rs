@@ -19,9 +19,9 @@ const BEFORE: u8 = 1;
 const AFTER: u8 = 2;
 
 /// What an engine gains: its refusals in a row, and since when it has no session close.
-const ENGINE_GAINS: &[u8] = &[0, 0];
+pub(in crate::store) const ENGINE_GAINS: &[u8] = &[0, 0];
 /// What the counters gain: closes, failed ones, the list of how engines ended, reopened sessions.
-const TALLY_GAINS: &[u8] = &[0, 0, 0, 0];
+pub(in crate::store) const TALLY_GAINS: &[u8] = &[0, 0, 0, 0];
 
 /// Creates the empty tables and turns the rows over whose shape has grown.
 pub(super) fn apply(transaction: &WriteTransaction) -> Result<(), redb::Error> {
@@ -47,7 +47,8 @@ pub(super) fn apply(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     Ok(())
 }
 
-fn grown(row: &[u8], gains: &[u8]) -> Result<Vec<u8>, redb::Error> {
+/// A row in its next version.
+pub(in crate::store) fn grown(row: &[u8], gains: &[u8]) -> Result<Vec<u8>, redb::Error> {
     match row.split_first() {
         Some((&BEFORE, fields)) => Ok([&[AFTER], fields, gains].concat()),
         _ => Err(redb::Error::Corrupted(

@@ -34,7 +34,8 @@ pub(super) fn apply(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     Ok(())
 }
 
-fn grown(row: &[u8]) -> Result<Vec<u8>, redb::Error> {
+/// A row in its next version.
+pub(in crate::store) fn grown(row: &[u8]) -> Result<Vec<u8>, redb::Error> {
     match row.split_first() {
         Some((&BEFORE, fields)) => Ok([&[AFTER], fields, TALLY_GAINS].concat()),
         _ => Err(redb::Error::Corrupted(

@@ -2,8 +2,8 @@
 //! redb and std only. How to add one: `README.md`.
 
 mod m0001_initial;
-mod m0002_closes;
-mod m0003_steps;
+pub(super) mod m0002_closes;
+pub(super) mod m0003_steps;
 mod m0004_settings;
 
 use redb::{TableDefinition, WriteTransaction};

@@ -934,6 +934,9 @@ fn env_value(name: &str, text: &str) -> Option<toml::Value> {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

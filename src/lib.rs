@@ -10,6 +10,8 @@ pub mod clock;
 pub mod config;
 pub mod demo;
 pub mod fleet;
+#[cfg(test)]
+mod fuzz;
 pub mod gate;
 pub mod history;
 pub mod http;

@@ -33,6 +33,27 @@ ORDER = (PROCESS, "process::order::the_numbers_of_changes_explain_every_answer")
 # What is wrong, the replacements (file, text, text), and the test that fails.
 BUGS = [
     (
+        "a row of a lease forgets that it had its grace",
+        [("src/store/rows.rs", "            graced: lease.graced,", "            graced: false,")],
+        (INSIDE, "store::fuzz::rows_of_leases"),
+    ),
+    (
+        "a history file shows what is no figure",
+        [
+            (
+                "src/history/ring.rs",
+                "self.mean.is_finite() && self.min.is_finite() && self.max.is_finite()",
+                "self.mean.is_finite()",
+            )
+        ],
+        (INSIDE, "history::ring::fuzz::history_files"),
+    ),
+    (
+        "a problem quotes a whole body",
+        [("src/http/problem.rs", "const LETTERS_MAX: usize = 500;", "const LETTERS_MAX: usize = 1 << 20;")],
+        (INSIDE, "http::fuzz::bodies"),
+    ),
+    (
         "a small turn is answered before it is on disk",
         [("crates/core/src/batch.rs", "        if !self.records.is_empty() {\n            let commit", "        if self.records.len() > 2 {\n            let commit")],
         TORTURE,

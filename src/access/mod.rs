@@ -4,6 +4,8 @@
 //! Left to others: which call needs which right (the HTTP room) and the form of the log-in (the web room).
 
 mod cookies;
+#[cfg(test)]
+mod fuzz;
 mod hosts;
 mod logins;
 mod tokens;

@@ -11,6 +11,8 @@ pub mod dialect;
 pub mod discover;
 pub mod exposition;
 pub mod fetch;
+#[cfg(test)]
+mod fuzz;
 pub mod loads;
 pub mod networks;
 pub mod poller;

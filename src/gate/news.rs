@@ -9,6 +9,7 @@ use kvgate_core::decision::DegradedReason;
 use kvgate_core::event::Event;
 use kvgate_core::ids::{EngineId, Epoch};
 use kvgate_core::policy::Policy;
+use kvgate_core::reading::RouterFailure;
 use kvgate_core::view::View;
 
 use crate::telemetry::Repeats;
@@ -21,6 +22,8 @@ const EXPIRIES_BY_NAME: usize = 16;
 /// The same for what operators do to many things at once.
 const OPERATIONS_BY_NAME: usize = 16;
 
+static ROUTER_FAILED: Repeats = Repeats::new("the router gives no list");
+
 static CLOSE_FAILED: Repeats = Repeats::new("a close ended with engines failed or refused");
 
 /// What was told last.
@@ -29,6 +32,7 @@ pub(super) struct News {
     policy: Option<Arc<Policy>>,
     epoch: Option<Epoch>,
     degraded: Option<DegradedReason>,
+    router: Option<RouterFailure>,
     engines: Option<Arc<[EngineView]>>,
     /// Members that give no fresh reading.
     silent: BTreeSet<EngineId>,
@@ -50,6 +54,7 @@ impl News {
         if starting {
             return;
         }
+        self.tell_router(view);
         self.tell_degraded(view);
         let same = |told: &Arc<[EngineView]>| Arc::ptr_eq(told, &view.engines);
         if !self.engines.as_ref().is_some_and(same) {
@@ -78,6 +83,22 @@ impl News {
                 paused = view.policy.paused,
                 "features"
             );
+        }
+    }
+
+    /// What the operator has to do depends on why there is no list, so the reason is told.
+    fn tell_router(&mut self, view: &View) {
+        let failure = view.router_failure;
+        if std::mem::replace(&mut self.router, failure) == failure {
+            return;
+        }
+        match failure {
+            Some(failure) if ROUTER_FAILED.is_told() => {
+                let why = words::router_failure(failure);
+                tracing::warn!(why, "the router gives no list");
+            }
+            Some(_) => {}
+            None => tracing::info!("the router gives its list again"),
         }
     }
 

@@ -47,17 +47,8 @@ pub(super) async fn batch(
     _: NoQuery,
     BatchBody(bytes): BatchBody,
 ) -> Result<Response, Fault> {
-    let text = object(&bytes)?;
-    let envelope: Envelope<'_> =
-        serde_json::from_str(text).map_err(|error| unreadable("", &error, text))?;
-    if envelope.operations.len() > OPERATIONS_MAX {
-        return Err(Fault::field(
-            "/operations",
-            format!("at most {OPERATIONS_MAX} operations"),
-        ));
-    }
-    let planned: Vec<Result<Planned, Fault>> = envelope
-        .operations
+    let operations = operations(&bytes)?;
+    let planned: Vec<Result<Planned, Fault>> = operations
         .iter()
         .map(|operation| plan(operation, &app))
         .collect();
@@ -66,7 +57,7 @@ pub(super) async fn batch(
         .filter_map(|planned| planned.as_ref().ok().map(Planned::command))
         .collect();
     // Nobody needs the text while the commands wait for their turn.
-    drop(envelope);
+    drop(operations);
     drop(bytes);
     let replies = if commands.is_empty() {
         Vec::new()
@@ -74,6 +65,20 @@ pub(super) async fn batch(
         app.gate().batch(commands).await?
     };
     Ok(answer(&app, &request, planned, replies))
+}
+
+/// The operations of a body, within their bound and not read themselves.
+pub(super) fn operations(body: &[u8]) -> Result<Vec<&RawValue>, Fault> {
+    let text = object(body)?;
+    let envelope: Envelope<'_> =
+        serde_json::from_str(text).map_err(|error| unreadable("", &error, text))?;
+    if envelope.operations.len() > OPERATIONS_MAX {
+        return Err(Fault::field(
+            "/operations",
+            format!("at most {OPERATIONS_MAX} operations"),
+        ));
+    }
+    Ok(envelope.operations)
 }
 
 /// An operation that can be applied.
@@ -140,7 +145,7 @@ fn plan(operation: &RawValue, app: &App) -> Result<Planned, Fault> {
 
 /// Reads one operation. serde collects the fields of a tagged choice before it reads them, and so
 /// loses their places; a second, slower look finds the place again.
-fn read(text: &str) -> Result<BatchOperation, Fault> {
+pub(super) fn read(text: &str) -> Result<BatchOperation, Fault> {
     let text = object(text.as_bytes())?;
     serde_json::from_str(text).map_err(|error| {
         let fault = unreadable("", &error, text);

@@ -35,9 +35,9 @@ const LIMIT_MAX: usize = 1_000;
 /// Which of the rows that match are shown.
 #[derive(Debug)]
 pub(super) struct Paging {
-    limit: usize,
+    pub(super) limit: usize,
     /// First key of the page; `None` for the first page.
-    from: Option<u64>,
+    pub(super) from: Option<u64>,
 }
 
 impl Paging {
@@ -91,7 +91,7 @@ pub(super) fn limit(query: &mut Query) -> Result<Option<usize>, Fault> {
 }
 
 /// What a page is continued with. Opaque to callers.
-fn cursor(mut key: u64) -> String {
+pub(super) fn cursor(mut key: u64) -> String {
     let mut digits = Vec::new();
     loop {
         let digit = u32::try_from(key % 36).unwrap_or(0);

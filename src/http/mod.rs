@@ -15,6 +15,8 @@ mod delivery;
 mod exposition;
 mod extract;
 mod front;
+#[cfg(test)]
+mod fuzz;
 mod health;
 mod history;
 mod leases;

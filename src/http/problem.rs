@@ -17,6 +17,10 @@ use crate::gate::GateError;
 /// How a caller makes itself known.
 pub const BEARER: &str = "Bearer";
 
+/// Letters of a sentence or a place that are kept: both may quote a name that the caller made up, and a body of nothing
+/// but such a name is as long as a body may be.
+const LETTERS_MAX: usize = 500;
+
 /// Why a request is not served.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{status} {}: {detail}", code.as_str())]
@@ -34,7 +38,7 @@ impl Fault {
         Self {
             status: usual_status(code),
             code,
-            detail: detail.into(),
+            detail: shortened(detail.into()),
             errors: Vec::new(),
         }
     }
@@ -69,8 +73,8 @@ impl Fault {
     #[must_use]
     pub fn at(mut self, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         self.errors.push(FieldFault {
-            pointer: pointer.into(),
-            detail: detail.into(),
+            pointer: shortened(pointer.into()),
+            detail: shortened(detail.into()),
         });
         self
     }
@@ -148,6 +152,14 @@ impl Fault {
         }
         response
     }
+}
+
+fn shortened(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(LETTERS_MAX) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 impl IntoResponse for Fault {

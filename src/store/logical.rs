@@ -655,4 +655,6 @@ pub(super) fn epoch_of(image: &Image) -> Epoch {
 }
 
 #[cfg(test)]
-mod tests;
+mod fuzz;
+#[cfg(test)]
+pub(super) mod tests;

@@ -2,6 +2,8 @@
 
 mod disk;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod logical;
 #[path = "../../migrations/mod.rs"]
 mod migrations;

@@ -11,7 +11,7 @@ use kvgate::gate::Phase;
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{CallFailure, CallResult, CloseIntent, CloseMode, Target, TargetState};
 use kvgate_core::command::{Acquire, Command};
-use kvgate_core::ids::{EngineId, Label, SessionId};
+use kvgate_core::ids::{EngineId, Label};
 use kvgate_core::policy::Policy;
 use kvgate_core::reading::{
     EngineKind, ReadFailure, Reading, Role, Round, RouterAnswer, StartMark, Worker,
@@ -28,25 +28,6 @@ const CLOSE: &str = "/close_session";
 const ABORT: &str = "/abort_request";
 /// For engines that never answer, in tests that do not wait for them.
 const LONG: Duration = Duration::from_secs(3_600);
-
-/// CLO4, S04: the id goes into the body as it is, whatever its letters; there is nothing else in it.
-#[tokio::test]
-async fn clo4_the_body_is_the_id_as_it_is() {
-    let rig = Rig::start(1).await;
-    let ids: Vec<String> =
-        serde_json::from_str(include_str!("../fixtures/cases/S04-ids.json")).unwrap();
-    let (good, bad): (Vec<_>, Vec<_>) = ids.iter().partition(|id| SessionId::new(id).is_ok());
-    assert_eq!(bad, ["."], "the only one that is no id (ID1)");
-    for id in &good {
-        let close = rig.closed(id).await;
-        assert_eq!(close.count(TargetState::Delivered), 1, "{id}");
-    }
-    let calls = rig.calls(0);
-    let expected: Vec<Value> = good.iter().map(|id| json!({"session_id": id})).collect();
-    assert_eq!(bodies(&calls), expected);
-    assert!(calls.iter().all(|call| call.path == CLOSE));
-    assert_eq!(calls[1].body.as_ref(), br#"{"session_id":"a%2Fb"}"#);
-}
 
 /// CLO4: closes and aborts may need different keys; without one for aborts the other serves.
 #[tokio::test]

@@ -109,6 +109,19 @@ const FOREIGN: &[(&str, &str)] = &[
     (concat!("arti", "factory"), "name the package only"),
 ];
 
+/// Areas of the cases from the field, and how many there are of each.
+const CASES: [(char, usize); 9] = [
+    ('D', 4),
+    ('L', 3),
+    ('M', 9),
+    ('P', 2),
+    ('Q', 9),
+    ('S', 7),
+    ('U', 4),
+    ('W', 7),
+    ('X', 5),
+];
+
 /// Files that a tool writes, with addresses in them.
 const WRITTEN_BY_TOOLS: &[&str] = &["Cargo.lock"];
 
@@ -351,6 +364,96 @@ fn every_test_that_the_security_page_names_is_there() {
     report(&faults);
 }
 
+/// Every case from the field is held by a test of its name, and the table of cases names all of them.
+#[test]
+fn every_case_has_a_test_of_its_name() {
+    let tree = tree();
+    let page = tree.iter().find(|file| file.path == "docs/cases.md");
+    let page = page.expect("the tree has docs/cases.md");
+    let mut faults = Vec::new();
+    let mut named: BTreeSet<&str> = BTreeSet::new();
+    let mut found: BTreeMap<char, usize> = BTreeMap::new();
+    for (number, line) in page.text.lines().enumerate() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, id, _, _, tests, ..] = cells.as_slice() else {
+            continue;
+        };
+        let Some(area) = case_area(id) else {
+            continue;
+        };
+        *found.entry(area).or_default() += 1;
+        let place = format!("docs/cases.md:{}", number + 1);
+        let mut has_its_name = false;
+        for test in tests.split('`').filter(|part| part.contains("::")) {
+            let function = test.rsplit("::").next().unwrap_or(test);
+            has_its_name |= is_named_after(function, id);
+            named.insert(function);
+            if !tree.iter().any(|file| file.has_test(function)) {
+                faults.push(format!("{place}: there is no test `{test}`"));
+            }
+        }
+        for title in tests.split('"').skip(1).step_by(2) {
+            has_its_name |= title.starts_with(&format!("{id}:"));
+            let start = format!("test(\"{title}\"");
+            let mut browser = tree
+                .iter()
+                .filter(|file| file.path.starts_with("tests/browser/"));
+            let any = browser.clone().next().is_some();
+            if any && !browser.any(|file| file.text.contains(&start)) {
+                faults.push(format!(
+                    "{place}: there is no test \"{title}\" in tests/browser"
+                ));
+            }
+        }
+        if !has_its_name {
+            faults.push(format!(
+                "{place}: no test of {id} bears its name; begin one with `{}_`",
+                id.to_lowercase()
+            ));
+        }
+    }
+    assert_eq!(
+        found,
+        BTreeMap::from(CASES),
+        "the table has every case of each area once"
+    );
+    for file in tree
+        .iter()
+        .filter(|file| file.path.starts_with("tests/it/cases/"))
+    {
+        for (number, function) in file.tests() {
+            let id = function
+                .split('_')
+                .next()
+                .unwrap_or_default()
+                .to_uppercase();
+            if case_area(&id).is_some() && !named.contains(function.as_str()) {
+                faults.push(format!(
+                    "{}:{number}: docs/cases.md does not name `{function}`",
+                    file.path
+                ));
+            }
+        }
+    }
+    report(&faults);
+}
+
+/// The area of an id such as `Q03`.
+fn case_area(id: &str) -> Option<char> {
+    let area = id.chars().next()?;
+    let number = id.strip_prefix(area)?;
+    let is_id = CASES.iter().any(|(known, _)| *known == area)
+        && number.len() == 2
+        && number.bytes().all(|byte| byte.is_ascii_digit());
+    is_id.then_some(area)
+}
+
+fn is_named_after(function: &str, id: &str) -> bool {
+    let start = format!("{}_", id.to_lowercase());
+    let function = function.strip_prefix("test_").unwrap_or(function);
+    function.starts_with(&start)
+}
+
 #[test]
 fn relative_links_lead_somewhere() {
     let tree = tree();
@@ -471,6 +574,37 @@ impl File {
     }
 
     /// For each line, whether it belongs to tests.
+    /// The tests of the file: line and name.
+    fn tests(&self) -> Vec<(usize, String)> {
+        let mut tests = Vec::new();
+        let mut is_test = false;
+        for (number, line) in self.text.lines().enumerate() {
+            let line = line.trim_start();
+            if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
+                is_test = true;
+            }
+            let name = line
+                .strip_prefix("async ")
+                .unwrap_or(line)
+                .strip_prefix("fn ");
+            if let Some((name, _)) = name.and_then(|rest| rest.split_once('('))
+                && is_test
+            {
+                tests.push((number + 1, name.to_owned()));
+                is_test = false;
+            }
+        }
+        tests
+    }
+
+    /// Whether it has this test, in Rust or in Python.
+    fn has_test(&self, function: &str) -> bool {
+        if self.path.ends_with(".py") {
+            return self.text.contains(&format!("def {function}("));
+        }
+        self.path.ends_with(".rs") && self.tests().iter().any(|(_, test)| test == function)
+    }
+
     fn test_lines(&self) -> Vec<bool> {
         if is_test_file(&self.path) {
             vec![true; self.text.lines().count()]
@@ -530,7 +664,11 @@ fn report(faults: &[String]) {
 }
 
 fn is_test_file(path: &str) -> bool {
-    path.starts_with("tests/") || path.contains("/tests/") || path.ends_with("/tests.rs")
+    path.starts_with("tests/")
+        || path.contains("/tests/")
+        || ["/tests.rs", "/fuzz.rs"]
+            .iter()
+            .any(|end| path.ends_with(end))
 }
 
 fn is_prose_or_code(path: &str) -> bool {

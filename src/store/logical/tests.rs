@@ -536,7 +536,7 @@ fn audit() -> impl Strategy<Value = Vec<AuditEntry>> {
 }
 
 /// Any image that a store may hold.
-fn image() -> impl Strategy<Value = Image> {
+pub(in crate::store) fn image() -> impl Strategy<Value = Image> {
     let starts = vec((any::<u64>(), any::<u64>(), at()), 0..4);
     let head = (4_u64..1 << 50, any::<u64>(), at());
     (

@@ -124,6 +124,25 @@ async fn s03_one_engine_is_down_during_the_close_and_then_a_crash() {
     assert_eq!((view.tally.closes, view.tally.close_failures), (1, 0));
 }
 
+/// S04, CLO4: the id goes into the body as it is, whatever its letters; there is nothing else in it.
+#[tokio::test]
+async fn s04_session_ids_with_slashes_and_percent_signs() {
+    let rig = Rig::start(1).await;
+    let ids: Vec<String> =
+        serde_json::from_str(include_str!("../../fixtures/cases/S04-ids.json")).unwrap();
+    let (good, bad): (Vec<_>, Vec<_>) = ids.iter().partition(|id| SessionId::new(id).is_ok());
+    assert_eq!(bad, ["."], "the only one that is no id (ID1)");
+    for id in &good {
+        let close = rig.closed(id).await;
+        assert_eq!(close.count(TargetState::Delivered), 1, "{id}");
+    }
+    let calls = rig.calls(0);
+    let expected: Vec<Value> = good.iter().map(|id| json!({"session_id": id})).collect();
+    assert_eq!(bodies(&calls), expected);
+    assert!(calls.iter().all(|call| call.path == "/close_session"));
+    assert_eq!(calls[1].body.as_ref(), br#"{"session_id":"a%2Fb"}"#);
+}
+
 /// S05, CLO3, CLO8: a close waits for the leases of its session; a new acquire of the session ends it
 /// without a call, and no lease is cut short.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -23,6 +23,7 @@ use tokio::net::TcpListener;
 use super::{Books, acquire};
 use crate::support::app::SOON;
 use crate::support::closes::{Rig, bodies, policy, request};
+use crate::support::process::Kvgate;
 use crate::support::store::Switch;
 
 /// The address that stands in the fixtures for an engine of the fleet.
@@ -373,6 +374,37 @@ async fn w06_an_old_router_and_a_router_with_a_key() {
                 .all(|asked| asked.authorization.is_none())
         );
     }
+}
+
+/// W06, CAP1: the log and the list of engines tell that the router asks for a key, and no part of the one it got.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn w06_a_refused_key_is_told_and_not_shown() {
+    let fleet = fleet(1).await;
+    fleet.router().set_api_key(Some("router-key"));
+    let data = tempfile::tempdir().unwrap();
+    let key = data.path().join("key");
+    std::fs::write(&key, "a-key-of-another-router\n").unwrap();
+    let (router, key) = (fleet.router_url(), key.to_str().unwrap());
+    let arguments = ["--router", &router, "--router-key-file", key];
+    let mut gate = Kvgate::serve(
+        data.path(),
+        &[&arguments[..], &["--program-admission"]].concat(),
+    );
+    let log = gate.log_text();
+    assert!(log.contains("the router gives no list"), "{log}");
+    assert!(log.contains("router asks for a key (401)"), "{log}");
+    let engines = gate.get("/v1/engines").await;
+    let error = &engines["router"]["last_error"];
+    assert_eq!(*error, "router asks for a key (401)");
+    let shown = format!(
+        "{}{engines}{}",
+        gate.log_text(),
+        gate.get("/v1/state").await
+    );
+    assert!(!shown.contains("a-key-of-another-router"), "{shown}");
+
+    fleet.router().set_api_key(Some("a-key-of-another-router"));
+    gate.wait_for_log("the router gives its list again");
 }
 
 /// W07, CAP3, CAP8, CLO5: engine-b is silent from second 6 to 14 and comes back with a smaller pool and

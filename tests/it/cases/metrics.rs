@@ -5,7 +5,7 @@ use kvgate_core::command::{Acquire, Command};
 use kvgate_core::decision::Scope;
 use kvgate_core::effect::{Outcome, Reply};
 use kvgate_core::ids::{SessionId, TicketId};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::app::{Builder, asking};
 use crate::support::process::Kvgate;
@@ -115,59 +115,165 @@ async fn scraped(gate: &Kvgate) -> Scrape {
     Scrape::read(&answer.text().await.unwrap())
 }
 
-/// M01 to M07: what hard gauges come to stands in `/metrics`, which stays readable: no NaN, no sum over
-/// repeated ranks, and no number where an engine told none.
+/// A gate in front of one engine for each of these bodies, which is read.
+struct Shows {
+    gate: Kvgate,
+    fleet: FakeFleet,
+    _data: tempfile::TempDir,
+}
+
+impl Shows {
+    async fn start(files: &[&str]) -> Self {
+        let fleet = FakeFleet::start(FleetSpec::uniform(files.len(), 1))
+            .await
+            .unwrap();
+        for (place, file) in files.iter().enumerate() {
+            shows(&fleet, place, &fixture(file));
+        }
+        let data = tempfile::tempdir().unwrap();
+        let router = fleet.router_url();
+        let gate = Kvgate::serve(data.path(), &["--router", &router, "--program-admission"]);
+        Self {
+            gate,
+            fleet,
+            _data: data,
+        }
+    }
+
+    /// One figure of an engine in `/metrics`.
+    async fn metric(&self, place: usize, name: &str) -> Option<f64> {
+        let engine = self.fleet.engine_url(place);
+        let scrape = scraped(&self.gate).await;
+        scrape.get(&format!("kvgate_engine_{name}{{engine=\"{engine}\"}}"))
+    }
+
+    /// An engine in `/v1/engines`.
+    async fn engine(&self, place: usize) -> Value {
+        let url = self.fleet.engine_url(place);
+        let engines = self.gate.get("/v1/engines").await;
+        let rows = engines["items"].as_array().unwrap();
+        rows.iter().find(|row| row["url"] == *url).unwrap().clone()
+    }
+
+    async fn ceiling(&self) -> u64 {
+        let state = self.gate.get("/v1/state").await;
+        state["budget"]["ceiling"].as_u64().unwrap()
+    }
+}
+
+/// M01, CAP2: four TP ranks that repeat each gauge are one pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn m01_to_m07_gauges_of_engines_as_they_are_shown() {
-    let cases = [
-        ("M01-metrics.txt", "capacity 500000"),
-        ("M02-metrics.txt", "capacity 1000000"),
-        ("M03-a.txt", "capacity 500000"),
-        ("M04-metrics.txt", "usage 0.95"),
-        ("M05-metrics.txt", "usage 0.02 evictable 350000 used 10000"),
-        ("M06-a.txt", "capacity 500000 no-usage"),
-        ("M06-b.txt", "usage 0.1"),
-        ("M07-metrics.txt", "capacity 500000 usage 0.4"),
-    ];
-    let fleet = FakeFleet::start(FleetSpec::uniform(cases.len(), 1))
-        .await
-        .unwrap();
-    for (place, (file, _)) in cases.iter().enumerate() {
-        shows(&fleet, place, &fixture(file));
+async fn m01_tp_ranks_repeat_the_same_gauge() {
+    let shows = Shows::start(&["M01-metrics.txt"]).await;
+    assert_eq!(shows.metric(0, "capacity_tokens").await, Some(500_000.0));
+    assert_eq!(shows.metric(0, "token_usage_ratio").await, Some(0.4));
+    assert_eq!(shows.engine(0).await["ranks"], 1);
+    assert_eq!(shows.ceiling().await, 450_000);
+}
+
+/// M02, CAP2, CAP5: four DP ranks own a pool each, and the fullest one makes new requests wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m02_dp_ranks_own_separate_pools() {
+    let shows = Shows::start(&["M02-metrics.txt"]).await;
+    assert_eq!(shows.metric(0, "capacity_tokens").await, Some(1_000_000.0));
+    assert_eq!(shows.metric(0, "token_usage_ratio").await, Some(0.95));
+    assert_eq!(shows.engine(0).await["ranks"], 4);
+    assert_eq!(shows.ceiling().await, 900_000);
+    let answer = shows.gate.acquire("t1", 1_000).await;
+    assert_eq!(
+        (answer.action(), &answer.body["reason"]),
+        ("wait", &json!("pressure_guard"))
+    );
+}
+
+/// M03, CAP2: engines of both spellings in one fleet are read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m03_metric_prefix_colon_or_underscore() {
+    let shows = Shows::start(&["M03-a.txt", "M03-b.txt"]).await;
+    for place in [0, 1] {
+        assert_eq!(
+            shows.metric(place, "capacity_tokens").await,
+            Some(500_000.0)
+        );
     }
-    let data = tempfile::tempdir().unwrap();
-    let router = fleet.router_url();
-    let gate = Kvgate::serve(data.path(), &["--router", &router, "--program-admission"]);
-    let scrape = scraped(&gate).await;
-    for (place, (file, expected)) in cases.iter().enumerate() {
-        let engine = fleet.engine_url(place);
-        let of = |name: &str| scrape.get(&format!("kvgate_engine_{name}{{engine=\"{engine}\"}}"));
-        assert_eq!(of("up"), Some(1.0), "{file}");
-        let words: Vec<&str> = expected.split(' ').collect();
-        let expects = |word: &str| {
-            let at = words.iter().position(|found| *found == word)?;
-            words[at + 1].parse::<f64>().ok()
-        };
-        for (word, name) in [
-            ("capacity", "capacity_tokens"),
-            ("usage", "token_usage_ratio"),
-            ("evictable", "evictable_tokens"),
-            ("used", "used_tokens"),
-        ] {
-            if let Some(value) = expects(word) {
-                assert_eq!(of(name), Some(value), "{file}: {name}");
-            }
-        }
-        if words.contains(&"no-usage") {
-            assert_eq!(of("token_usage_ratio"), None, "{file}: NaN is no number");
-        }
+    assert_eq!(shows.ceiling().await, 900_000);
+}
+
+/// M04, CAP5: gauges of idle engines that stand at 0.95 for ever keep nobody waiting, and are shown as they are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m04_a_gauge_keeps_its_last_value_when_idle() {
+    let shows = Shows::start(&["M04-metrics.txt", "M04-metrics.txt"]).await;
+    let answer = shows.gate.acquire("t1", 1_000).await;
+    assert_eq!(answer.action(), "admit", "{answer:?}");
+    let engine = shows.engine(0).await;
+    assert_eq!(
+        (&engine["usage"], &engine["running"], &engine["queued"]),
+        (&json!(0.95), &json!(0), &json!(0))
+    );
+    let state = shows.gate.get("/v1/state").await;
+    assert_eq!(
+        state["pressure"]["engine"],
+        Value::Null,
+        "idle engines exert no pressure: {state}"
+    );
+}
+
+/// M05, CAP2, CAP5: a pool that is full of evictable KV is no pressure and is not called free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m05_token_usage_does_not_count_evictable_kv() {
+    let shows = Shows::start(&["M05-metrics.txt", "M05-metrics.txt"]).await;
+    let answer = shows.gate.acquire("t1", 1_000).await;
+    assert_eq!(answer.action(), "admit", "{answer:?}");
+    for (name, value) in [
+        ("token_usage_ratio", 0.02),
+        ("used_tokens", 10_000.0),
+        ("evictable_tokens", 350_000.0),
+    ] {
+        assert_eq!(shows.metric(0, name).await, Some(value), "{name}");
     }
+    let engine = shows.engine(0).await;
+    assert_eq!(
+        [&engine["used"], &engine["evictable"], &engine["available"]],
+        [10_000, 350_000, 140_000]
+    );
+}
+
+/// M06, CAP2: NaN is a gauge that is missing: no pressure, no number anywhere, and nothing breaks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m06_a_usage_gauge_is_nan() {
+    let shows = Shows::start(&["M06-a.txt", "M06-b.txt"]).await;
+    assert_eq!(shows.metric(0, "capacity_tokens").await, Some(500_000.0));
+    assert_eq!(shows.metric(0, "token_usage_ratio").await, None);
+    assert_eq!(shows.metric(1, "token_usage_ratio").await, Some(0.1));
+    assert_eq!(shows.engine(0).await["usage"], Value::Null, "unknown");
+    let state = shows.gate.get("/v1/state").await;
+    assert_eq!(state["pressure"]["usage_max"], json!(0.1));
+    assert_eq!(shows.gate.acquire("t1", 1_000).await.action(), "admit");
+    for path in ["/v1/state", "/v1/engines", "/metrics", "/"] {
+        let answer = shows.gate.http.get(shows.gate.url(path)).send().await;
+        let text = answer.unwrap().text().await.unwrap();
+        assert!(!text.contains("NaN"), "{path}: {text}");
+    }
+}
+
+/// M07, CAP2: everything that the format allows in one body, and nothing of what only looks like it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m07_hard_but_legal_exposition_text() {
+    let shows = Shows::start(&["M07-metrics.txt"]).await;
+    assert_eq!(shows.metric(0, "capacity_tokens").await, Some(500_000.0));
+    assert_eq!(shows.metric(0, "token_usage_ratio").await, Some(0.4));
+    let engine = shows.engine(0).await;
+    assert_eq!(
+        (&engine["running"], &engine["fresh"]),
+        (&json!(4), &json!(true))
+    );
+    assert_eq!(shows.ceiling().await, 450_000);
 }
 
 /// M08: an engine without metrics and one that wants a key are down with the result `status`; the good
 /// one alone makes the ceiling.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn m08_an_engine_without_metrics_is_shown_as_such() {
+async fn m08_one_engine_started_without_metrics() {
     let fleet = FakeFleet::start(FleetSpec::uniform(3, 500_000))
         .await
         .unwrap();
@@ -178,7 +284,15 @@ async fn m08_an_engine_without_metrics_is_shown_as_such() {
     }
     let data = tempfile::tempdir().unwrap();
     let router = fleet.router_url();
-    let gate = Kvgate::serve(data.path(), &["--router", &router, "--program-admission"]);
+    let gate = Kvgate::serve(
+        data.path(),
+        &[
+            "--router",
+            &router,
+            "--program-admission",
+            "--session-lifecycle",
+        ],
+    );
     let scrape = scraped(&gate).await;
     let up = |place: usize| {
         let engine = fleet.engine_url(place);
@@ -194,6 +308,20 @@ async fn m08_an_engine_without_metrics_is_shown_as_such() {
     }
     assert_eq!(scrape.value("kvgate_budget_ceiling_tokens"), 450_000.0);
     assert_eq!(scrape.value("kvgate_budget_degraded"), 0.0);
+    let engines = gate.get("/v1/engines").await;
+    let why = |place: usize| {
+        let url = fleet.engine_url(place);
+        let rows = engines["items"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["url"] == *url).unwrap();
+        row["last_error"].as_str().unwrap().to_owned()
+    };
+    assert!(why(1).contains("404"), "{engines}");
+    assert!(why(2).contains("401"), "{engines}");
+    // A close goes to all three: what an engine tells of itself does not matter for that.
+    let close = gate
+        .post("/v1/sessions/s/close?wait_s=30", &json!({}))
+        .await;
+    assert_eq!(close.body["counts"]["delivered"], 3, "{close:?}");
 }
 
 /// M09: with empty answers everywhere the ledger is degraded, requests bypass and are counted as such.

@@ -1,47 +1,15 @@
 //! Cases from the field: faults that people reported of systems like this one, each as a test with the
-//! case's own numbers. `scenarios` are the tests of the core in `crates/core/tests/scenarios/`.
-//!
-//! | case | what happened | held by |
-//! |---|---|---|
-//! | L01 | a restart gives every lease a fresh life | `scenarios::cases::l01_*`, `scenarios::leases::lea4_*` |
-//! | L02 | the wall clock is set back an hour | `clock::tests::l02_*`, `scenarios::cases::l02_*`, `scenarios::time::tim1_*` |
-//! | L03 | a renewal arrives just after the end | `scenarios::cases::l03_*`, `scenarios::leases::lea3_one_of_them_wins` |
-//! | Q01 | a client goes away while it waits | `scenarios::cases::q01_*`, over HTTP `api_delivery::tic3_*` |
-//! | Q02 | a client goes away in the instant of the grant | [`vanish`], one turn at a time `gate::tests::tic4_*`, `api_delivery::tic4_*` |
-//! | Q03 | a retried acquire charges twice | `scenarios::cases::q03_*`, the real binary [`queue`] |
-//! | Q04 | released twice, or after the end | `scenarios::cases::q04_*`, over HTTP [`queue`] |
-//! | Q05 | a request larger than the whole ceiling | `scenarios::cases::q05_*`, `scenarios::decision::dec1_oversize` |
-//! | Q06 | the ceiling falls below what is reserved | the real binary [`queue`], `scenarios::decision::dec4_a_ceiling_below_the_reserved` |
-//! | Q07 | a proxy or client time-out cuts the wait | `scenarios::cases::q07_*`, over HTTP [`queue`] |
-//! | Q08 | a reaper takes leases of live requests | `scenarios::cases::q08_*` |
-//! | Q09 | a burst between two readings | the real binary `process::burst`, `scenarios::decision::dec2_a_burst_between_two_readings` |
-//! | S01 | a close goes to the router | [`closes`] |
-//! | S02 | a session id is used again after its close | [`closes`] |
-//! | S03 | one engine is down during the close, then a crash | [`closes`] |
-//! | S04 | session ids with slashes and percent signs | `closer::clo4_the_body_is_the_id_as_it_is` |
-//! | S05 | a close while a request is in flight | [`closes`] |
-//! | S06 | a client dies without closing | [`closes`] |
-//! | S07 | an engine remembers closed ids | [`closes`] |
-//! | D01 | a start after a kill takes long | [`start`] |
-//! | D02 | a second process opens the same store | [`stores`], `process::commands::a_store_in_use_ends_with_75` |
-//! | D04 | a file that is not a store; files that only grow | [`stores`], `store::refuses_*` |
-//! | M01 to M07, M09 | gauges of engines that are repeated, per rank, idle, NaN, hard to read, empty | read: `readings::cap2_*`; shown in `/metrics`: [`metrics`]; M04 and M05 decided: `scenarios::capacity::*` |
-//! | M08 | one engine without metrics, one with a key | [`metrics`], `fleet_http::cap2_*` |
-//! | P01 | one series for each session | [`metrics`] |
-//! | P02 | counter names that end in `_total_total` | [`metrics`], with a linter: `tests/prometheus` |
-//! | W01 to W07 | worker lists that are empty, ranked, misspelled, unhealthy, old or locked; an engine that comes back | [`discovery`]; the lists alone: `readings::cap1_*` |
-//! | X01 | open to the network without a key | [`access`], every scope `api_rights::each_call_needs_its_scope` |
-//! | X02 | a web page reaches the loopback port | [`access`], `api_security::foreign_host_names_*` |
-//! | X03 | another site presses a dashboard button | [`access`], `api_security::each_method_and_content_type_*` |
-//! | X04 | an engine's address leads somewhere else | [`attacks`], `fleet_http::cap1_*`, `closer::clo5_redirects_are_not_followed`, bombs: `process::floods` |
-//! | X05 | slow heads hold all connections | [`attacks`], `api_security::slow_heads_and_idle_connections_are_closed`, over TLS `tls::handshakes_*` |
+//! case's own numbers and, where it has some, its own input files. `docs/cases.md` has the table of all of
+//! them, with those that other tests hold.
 //!
 //! [`pause`] holds what the cases do not tell: a process that was stopped for a while (TIM3).
 
 mod access;
 mod attacks;
+mod burst;
 mod closes;
 mod discovery;
+mod full_disk;
 mod metrics;
 mod pause;
 mod queue;

@@ -101,6 +101,26 @@ async fn q04_released_twice_or_after_the_end() {
     assert_eq!(app.gate.view().reserved.get(), 0);
 }
 
+/// Q05, DEC1: what exceeds the whole ceiling passes at once with a reason of its own, and nobody behind it waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn q05_a_request_larger_than_the_whole_ceiling() {
+    let fleet = fleet().await;
+    let data = tempfile::tempdir().unwrap();
+    let router = fleet.router_url();
+    let gate = Kvgate::serve(data.path(), &["--router", &router, "--program-admission"]);
+    let (large, small) = tokio::join!(gate.acquire("t1", 950_000), gate.acquire("t2", 1_000));
+    assert_eq!(
+        (large.action(), &large.body["reason"]),
+        ("bypass", &json!("oversize"))
+    );
+    assert_eq!(small.action(), "admit");
+    let state = gate.get("/v1/state").await;
+    assert_eq!(
+        (&state["budget"]["reserved"], &state["queue"]["waiting"]),
+        (&json!(1_000), &json!(0))
+    );
+}
+
 /// Q06, DEC4: an engine leaves while 800,000 are reserved of what is now 450,000: nothing is cancelled,
 /// `available` is 0, the utilisation is shown as it is, and the ledger drains by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,13 +2,11 @@
 
 mod access;
 mod asking;
-mod burst;
 mod callers;
 mod check;
 mod closes;
 mod commands;
 mod floods;
-mod full_disk;
 mod history;
 mod kill;
 mod listen;

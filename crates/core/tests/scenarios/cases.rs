@@ -1,5 +1,5 @@
 //! Cases from the field that are about time and order only, each with its own numbers. Where the
-//! others are held stands in `tests/it/cases/mod.rs`.
+//! others are held stands in `docs/cases.md`.
 
 use kvgate_core::command::{Acquire, Command};
 use kvgate_core::decision::{BypassReason, Scope};

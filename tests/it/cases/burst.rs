@@ -13,11 +13,11 @@ const CEILING: u64 = 900_000;
 const CALLERS: usize = 2_000;
 const FIT: usize = 180;
 
-/// DEC1, DEC2, TIC2, CNT1: 2,000 acquires of 5,000 tokens at once on a ceiling of 900,000: exactly
+/// Q09, DEC1, DEC2, TIC2, CNT1: 2,000 acquires of 5,000 tokens at once on a ceiling of 900,000: exactly
 /// 180 are admitted, 1,820 wait in the order of their arrival; as leases are released all are
 /// granted in that order, none twice, and `reserved` is never above the ceiling.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_burst_is_bounded_by_the_ledger_and_granted_in_order() {
+async fn q09_a_burst_between_two_readings() {
     let fleet = fleet().await;
     let data = tempfile::tempdir().unwrap();
     let gate = Kvgate::serve(
