@@ -20,9 +20,10 @@ use crate::words;
 struct Base<'a> {
     assets: &'static str,
     title: &'a str,
-    epoch: u64,
     parts: &'a Parts,
     marks: &'a str,
+    /// Of the turn that the page shows.
+    seq: u64,
     body: &'a str,
 }
 
@@ -159,14 +160,14 @@ pub(super) fn page(
     screen: &Screen,
     body: &str,
     marks: &str,
-    state: &State,
+    seq: u64,
 ) -> askama::Result<String> {
     Base {
         assets: assets::version(),
         title: &screen.title,
-        epoch: state.epoch,
         parts: &screen.parts,
         marks,
+        seq,
         body,
     }
     .render()

@@ -322,12 +322,13 @@ where
 {
     let app = look.app.clone();
     let state = look.state.clone();
+    let seq = app.gate().view().seq.0;
     let can_act = look.can_act;
     let mut screen = build(look).await?;
     frame::add(&mut screen, &app, &state, can_act)?;
     let body = (screen.layout)(&screen.parts)?;
     let marks = screen.parts.marks();
-    let html = frame::page(&screen, &body, &marks, &state)?;
+    let html = frame::page(&screen, &body, &marks, seq)?;
     let etag = format!(
         "\"{:08x}-{}\"",
         crc32fast::hash(html.as_bytes()),

@@ -1,0 +1,120 @@
+// Every figure on every page is that of the API at the same turn, and adds up with its neighbours.
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { PAGES, launch, open } from "./lib/browser.mjs";
+import { quiet, until } from "./lib/gate.mjs";
+
+let browser;
+let house;
+
+/** How the page writes what the API tells. Ages and durations go on between two looks, so they are left out. */
+const grouped = (count) => String(count).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+const forms = (value) => {
+  if (value === null) return ["–"];
+  if (typeof value === "number" && Number.isInteger(value)) return [grouped(value)];
+  if (typeof value === "number") {
+    return [`${(value * 100).toFixed(1)} %`, (value * 100).toFixed(1), value.toFixed(2), `× ${value.toFixed(2)}`];
+  }
+  return [String(value)];
+};
+const at = (value, path) => path.split(".").reduce((inner, name) => inner?.[name], value);
+
+/** What the page shows: the marked figures, and the rows of its lists with their marked cells. */
+async function shown(page) {
+  return page.evaluate(() => {
+    const text = (element) => element.textContent.trim();
+    const figures = [...document.querySelectorAll("[data-fig]")].map((element) => [element.dataset.fig, text(element)]);
+    const lists = [...document.querySelectorAll("[data-list]")].map((list) => ({
+      name: list.dataset.list,
+      total: list.dataset.total,
+      rows: [...list.querySelectorAll("[data-id]")].map((row) => ({
+        id: row.dataset.id,
+        cells: [...row.querySelectorAll("[data-col]")].map((cell) => [cell.dataset.col, text(cell)]),
+      })),
+    }));
+    return { figures, lists, seq: document.querySelector("main").dataset.seq };
+  });
+}
+
+before(async () => {
+  browser = await launch();
+  house = await quiet();
+  const { gate } = house;
+  const { budget } = await gate.state();
+  // Most of the ceiling is held, so that whatever comes next waits.
+  const part = Math.floor(budget.ceiling / 40);
+  for (let number = 0; number < 38; number += 1) {
+    await gate.acquire(`held-${number}`, `session-${number % 7}`, part, { client: `rollout-${number % 3}`, request_id: `rid-${number}` });
+  }
+  for (let number = 0; number < 70; number += 1) {
+    await gate.acquire(`waits-${number}`, `line-${number}`, part * 3 + number, { client: "rollout-9" });
+  }
+  await gate.post("/v1/sessions/session-0/close", { mode: "join" });
+  await gate.post("/v1/sessions/never-seen/close");
+  await until("a close that is done", async () => (await gate.get("/v1/closes?state=done")).json.total > 0);
+  await gate.post("/v1/steps", { run: "exp-7", step: 12 });
+});
+
+after(async () => {
+  await browser?.close();
+  await house?.stop();
+});
+
+for (const [path, name] of PAGES) {
+  test(`the figures of ${name} are those of the API`, async () => {
+    const { gate } = house;
+    const { context, page } = await open(browser, `${gate.url}/${path}`);
+    let compared = 0;
+    // A reading may come between the page and the API: then both are asked again.
+    await until(`a moment at which ${name} and the API agree`, async () => {
+      await page.reload();
+      const { figures, lists } = await shown(page);
+      const state = await gate.state();
+      compared = 0;
+      for (const [figure, text] of figures) {
+        const value = at(state, figure);
+        assert.notEqual(value, undefined, `${figure} is no figure of /v1/state`);
+        assert.ok(forms(value).includes(text), `${figure}: the page says ${text}, the API ${value}`);
+        compared += 1;
+      }
+      for (const list of lists) {
+        const asked = (await gate.get(`/v1/${list.name}${list.name === "engines" ? "" : "?limit=1000"}`)).json;
+        if (list.total !== undefined) assert.equal(Number(list.total), asked.total ?? asked.items.length);
+        for (const row of list.rows) {
+          const ids = (item) => [item.ticket_id, item.lease_id, item.close_id, item.session_id, item.url, item.number, item.epoch].map(String);
+          const item = asked.items.find((item) => ids(item).includes(row.id));
+          assert.ok(item, `${list.name}: the API does not know ${row.id}`);
+          for (const [column, text] of row.cells) {
+            assert.notEqual(item[column], undefined, `${list.name}: ${column} is no field`);
+            if (/_s$|_at$/.test(column)) continue;
+            assert.ok(forms(item[column]).includes(text), `${row.id} ${column}: the page says ${text}, the API ${item[column]}`);
+            compared += 1;
+          }
+        }
+      }
+      return true;
+    });
+    assert.ok(compared > 3, `only ${compared} figures are marked on ${name}`);
+    await context.close();
+  });
+}
+
+test("the budget adds up, with an overdraft too", async () => {
+  const { gate } = house;
+  const number = async (page, figure) => Number((await page.locator(`#p-budget [data-fig="${figure}"]`).first().innerText()).replaceAll(",", ""));
+  for (const headroom of [0.9, 0.2]) {
+    const patched = await gate.call("PATCH", "/v1/settings", { headroom });
+    assert.equal(patched.status, 200, patched.text);
+    const { context, page } = await open(browser, gate.url);
+    const [available, reserved, ceiling] = await Promise.all(["budget.available", "budget.reserved", "budget.ceiling"].map((figure) => number(page, figure)));
+    if (reserved <= ceiling) {
+      assert.equal(available + reserved, ceiling);
+    } else {
+      assert.equal(available, 0);
+      const over = Number((await page.locator("#p-budget [data-overdraft]").innerText()).replaceAll(",", ""));
+      assert.equal(reserved - over, ceiling);
+    }
+    await context.close();
+  }
+  await gate.call("PATCH", "/v1/settings", { headroom: null });
+});
