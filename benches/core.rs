@@ -68,6 +68,7 @@ impl Bench {
                 stale_after: Span::from_secs(86_400),
                 ..Policy::default()
             },
+            reset_settings: false,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: BTreeSet::from([engine.clone()]),

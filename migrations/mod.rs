@@ -4,6 +4,7 @@
 mod m0001_initial;
 mod m0002_closes;
 mod m0003_steps;
+mod m0004_settings;
 
 use redb::{TableDefinition, WriteTransaction};
 
@@ -21,4 +22,5 @@ pub const STEPS: &[Step] = &[
     m0001_initial::apply,
     m0002_closes::apply,
     m0003_steps::apply,
+    m0004_settings::apply,
 ];

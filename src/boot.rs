@@ -16,6 +16,8 @@ use std::time::Duration;
 use kvgate_api::Severity;
 use kvgate_core::ids::EngineId;
 use kvgate_core::reading::Round;
+use kvgate_core::settings::Settings;
+use kvgate_core::store::Opened;
 use kvgate_core::units::Timestamp;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -25,20 +27,23 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::access::{self, Access, Caller, Right, TokenFile};
 use crate::check::{self, Finding};
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError, Layer};
+use crate::config::{Config, ConfigError, Layer, Origins};
 use crate::demo::{Agents, AgentsSpec, DemoError, FakeFleet, FleetSpec};
 use crate::fleet::close_support::CloseSupport;
 use crate::fleet::closer::{Closer, CloserError};
+use crate::fleet::dialect::Prefix;
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::gate::{self, Gate, Phase, WriterConfig};
 use crate::history::{History, Sampler};
 use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
-use crate::store::{self, CopyError, OfflineError, OpenError};
+use crate::store::{self, CopyError, OfflineError, OpenError, RedbStore};
 use crate::support::Support;
 use crate::telemetry;
 use crate::web;
+use crate::words;
 
 /// Name of the file with the bound addresses, in the data directory.
 const ADDRESS_FILE: &str = "address";
@@ -58,7 +63,7 @@ pub enum Failure {
     /// Usage or configuration: 2.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The store cannot be opened: 65, 74, 75, 77 or 78.
+    /// The store cannot be opened: 65, 74, 75, 77 or 78; its settings do not fit: 2.
     #[error(transparent)]
     Store(#[from] OpenError),
     /// A command on a store: 2, or the code of its cause.
@@ -107,6 +112,7 @@ impl Failure {
 
 fn store_code(error: &OpenError) -> u8 {
     match error {
+        OpenError::Settings(_) => 2,
         OpenError::Damaged(..) | OpenError::Foreign(_) => 65,
         OpenError::Io(..) => 74,
         OpenError::Locked(_) => 75,
@@ -133,6 +139,9 @@ impl From<DemoError> for Failure {
     }
 }
 
+/// Reads something anew at SIGHUP, and says in the log what came of it.
+type Reload = Arc<dyn Fn() + Send + Sync>;
+
 /// What `kvgate demo` was asked for.
 #[derive(Clone, Debug)]
 pub struct DemoOptions {
@@ -140,6 +149,8 @@ pub struct DemoOptions {
     pub listen: String,
     /// Directory of the store; a temporary one without it.
     pub data: Option<PathBuf>,
+    /// Tokens of callers; everybody is let in without.
+    pub token_file: Option<PathBuf>,
     /// Agent sessions at a time.
     pub sessions: u64,
     /// Model seconds per real second.
@@ -154,7 +165,7 @@ pub struct DemoOptions {
 /// See [`Failure`].
 pub fn serve(config: Config) -> Result<(), Failure> {
     prepare()?.block_on(async {
-        let signals = Signals::new().map_err(Failure::other)?;
+        let signals = Signals::of_a_service().map_err(Failure::other)?;
         let service = Service::start(config).await?;
         signals.stop(service).await;
         Ok(())
@@ -184,15 +195,22 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
             router: Some(fleet.router_url()),
             program_admission: Some(true),
             session_lifecycle: Some(true),
+            token_file: options
+                .token_file
+                .map(|path| path.to_string_lossy().into_owned()),
             ..Layer::default()
         };
-        let service = Service::start(Config::load(layer, [], None)?).await?;
+        let mut config = Config::load(layer, [], None)?;
+        let token = config.token_file.as_mut().map(token_for_agents);
+        let token = token.transpose().map_err(Failure::other)?;
+        let service = Service::start(config).await?;
         let base = format!("http://{}", service.first_address());
         let mut agents = AgentsSpec::demo(&base, &fleet.router_url());
         agents.run = format!("{wall:x}");
         agents.slots = options.sessions;
         agents.speed = options.speed;
         agents.workload.seed = options.seed;
+        agents.token = token;
         let stop = CancellationToken::new();
         let agents = Agents::start(agents, &stop)?;
         let router = fleet.router_url();
@@ -201,6 +219,17 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
         agents.stop().await;
         Ok(())
     })
+}
+
+/// The demo's agents have a token of their own, for this run only.
+fn token_for_agents(file: &mut TokenFile) -> Result<String, getrandom::Error> {
+    let token = access::fresh_secret()?;
+    let caller = Caller {
+        name: "demo".into(),
+        right: Right::Client,
+    };
+    file.tokens = file.tokens.with(caller, &token);
+    Ok(token)
 }
 
 /// Asks router and engines once.
@@ -234,6 +263,7 @@ struct Service {
     /// Samples go on while it is held.
     _sampler: Sampler,
     closer: Closer,
+    reloads: Vec<Reload>,
 }
 
 impl Service {
@@ -243,24 +273,40 @@ impl Service {
         for address in &addresses {
             tracing::info!(%address, "listening");
         }
-        if !config.policy.program_admission && !config.policy.session_lifecycle {
-            tracing::warn!("neither feature is on: observing only, every acquire is a bypass");
+        let open = opener(&config);
+        let origins = config.origins.clone();
+        let mut reloads: Vec<Reload> = Vec::new();
+        let access = match config.token_file {
+            Some(file) => {
+                let (access, reload) = by_tokens(file);
+                reloads.push(reload);
+                access
+            }
+            None => Access::open(),
+        };
+        if access.is_open() && addresses.iter().any(|address| !address.ip().is_loopback()) {
+            tracing::warn!(
+                "open to the network without tokens: whoever reaches the port has every right"
+            );
         }
-        let data = config.data.clone();
         let writer = WriterConfig {
             policy: config.policy,
+            reset_settings: config.reset_settings,
             fleet: config.fleet,
             salts: random,
             recorder: None,
         };
-        let (gate, opened) = gate::spawn(writer, Clock::start(), move || store::open(&data))
-            .map_err(Failure::other)?;
+        let (gate, opened) = gate::spawn(writer, Clock::start(), open).map_err(Failure::other)?;
         let (details, fleet) = watch::channel(Arc::new(FleetDetails::default()));
         let (notices, shown_notices) = watch::channel(Vec::new());
         let http = HttpConfig {
             bound: addresses.clone(),
             allowed_hosts: config.allowed_hosts,
+            access: access.clone(),
+            metrics_auth: config.metrics_auth,
             default_ttl: config.lease_ttl,
+            origins: config.origins,
+            configured: config.shown,
             stuck_after: http::STUCK_AFTER,
         };
         let history = History::default();
@@ -290,6 +336,7 @@ impl Service {
         opened
             .await
             .map_err(|_| Failure::other("the writer ended before the store was open"))??;
+        tell_settings(&gate, &origins);
         write_addresses(&config.data, &addresses)?;
         if let Err(error) = history.keep_in(&config.data) {
             tracing::warn!(%error, "history is kept in memory only");
@@ -306,9 +353,7 @@ impl Service {
             .collect();
         let watched = Watched {
             details,
-            closes: poller
-                .session_lifecycle
-                .then(|| WatchedCloses::new(notices, closer.routers())),
+            closes: WatchedCloses::new(notices, closer.routers()),
         };
         let poller = tokio::spawn(poll(Poller::new(poller)?, gate.clone(), watched));
         tokio::spawn(say_when_ready(gate.clone()));
@@ -321,6 +366,7 @@ impl Service {
             poller,
             _sampler: sampler,
             closer,
+            reloads,
         })
     }
 
@@ -329,6 +375,17 @@ impl Service {
             .first()
             .copied()
             .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    /// Reads anew what can be read anew. A file may lie on a slow disk, so this is done aside.
+    async fn reload(&self) {
+        if self.reloads.is_empty() {
+            tracing::info!("nothing to read anew; other settings need a restart");
+        }
+        for reload in self.reloads.iter().cloned() {
+            // It fails only when the reading itself panicked, and that is logged.
+            let _ = tokio::task::spawn_blocking(move || reload()).await;
+        }
     }
 
     async fn drain(self) {
@@ -342,6 +399,70 @@ impl Service {
         }
         telemetry::tell_repeats_at_the_end();
         tracing::info!("stopped");
+    }
+}
+
+/// Who is let in by this file, and how it is read anew. A file that cannot be used changes nothing.
+fn by_tokens(file: TokenFile) -> (Access, Reload) {
+    warn_if_open_to_others(&file);
+    let (path, access) = (file.path, Access::by(file.tokens));
+    let kept = access.clone();
+    let reload = move || match TokenFile::read(&path) {
+        Ok(file) => {
+            warn_if_open_to_others(&file);
+            let tokens = file.tokens.count();
+            let changed = access.replace(file.tokens);
+            let (added, removed) = (changed.added, changed.removed);
+            tracing::info!(tokens, added, removed, "the token file was read anew");
+        }
+        Err(error) => {
+            let path = path.display();
+            tracing::error!(%path, %error, "the token file cannot be used; the tokens stay as they were");
+        }
+    };
+    (kept, Arc::new(reload))
+}
+
+fn warn_if_open_to_others(file: &TokenFile) {
+    if file.is_open_to_others {
+        let path = file.path.display();
+        tracing::warn!(%path, "every user of this machine may read or change the token file: chmod 640");
+    }
+}
+
+/// Opens the store, at the start and whenever it failed. What was set at run time must fit what is
+/// configured now.
+fn opener(config: &Config) -> impl FnMut() -> Result<Opened<RedbStore>, OpenError> + use<> {
+    let data = config.data.clone();
+    let configured = config.policy.clone();
+    let reset = config.reset_settings;
+    move || {
+        let opened = store::open(&data)?;
+        let settings = Settings {
+            configured: configured.clone(),
+            overrides: opened.image.overrides.clone(),
+        };
+        if !reset {
+            settings.validated().map_err(OpenError::Settings)?;
+        }
+        Ok(opened)
+    }
+}
+
+/// What a start tells of the settings.
+fn tell_settings(gate: &Gate, origins: &Origins) {
+    let view = gate.view();
+    for (hidden, origin) in origins.hidden(&view.settings) {
+        tracing::warn!(
+            setting = words::setting(hidden.setting),
+            in_force = words::setting_value(hidden.in_force),
+            configured = words::setting_value(hidden.configured),
+            by = origin.word(),
+            "a setting that was set at run time hides a configured one; --reset-settings drops it"
+        );
+    }
+    if !view.policy.program_admission && !view.policy.session_lifecycle {
+        tracing::warn!("neither feature is on: observing only, every acquire is a bypass");
     }
 }
 
@@ -406,11 +527,10 @@ async fn say_when_ready(gate: Gate) {
 /// Who is told of the rounds besides the core.
 struct Watched {
     details: watch::Sender<Arc<FleetDetails>>,
-    /// Only while session closes are on.
-    closes: Option<WatchedCloses>,
+    closes: WatchedCloses,
 }
 
-/// Who is told what closes come to.
+/// Who is told what closes come to, while they are on.
 struct WatchedCloses {
     support: Support,
     notices: watch::Sender<Vec<ShellNotice>>,
@@ -440,6 +560,18 @@ impl WatchedCloses {
             self.notices.send_replace(all.collect());
         }
     }
+
+    /// Closes are off: what they come to is nobody's concern until they are on again.
+    fn forget(&mut self) {
+        self.support = Support::default();
+        self.notices.send_if_modified(|notices| {
+            let told = *notices != self.others;
+            if told {
+                notices.clone_from(&self.others);
+            }
+            told
+        });
+    }
 }
 
 /// Reading rounds, one after the other.
@@ -449,9 +581,13 @@ async fn poll(mut poller: Poller, gate: Gate, mut watched: Watched) {
     loop {
         ticks.tick().await;
         let began_at = gate.line().map_or(Timestamp::default(), |line| line.now());
+        let lifecycle = gate.view().policy.session_lifecycle;
+        poller.look_for_routers(lifecycle);
         let (round, found) = poller.round(began_at).await;
-        if let Some(closes) = &mut watched.closes {
-            closes.take(&found, began_at);
+        if lifecycle {
+            watched.closes.take(&found, began_at);
+        } else {
+            watched.closes.forget();
         }
         watched.details.send_replace(Arc::new(shown(&round, found)));
         // While the store is away nobody takes a round; the next one comes soon.
@@ -476,6 +612,11 @@ fn shown(round: &Round, found: RoundDetails) -> FleetDetails {
             .map(|(engine, details)| {
                 let shown = http::EngineDetails {
                     close_support: details.close_support.map(CloseSupport::has_effect),
+                    version: details
+                        .server
+                        .as_ref()
+                        .and_then(|server| server.version.clone()),
+                    dialect: details.prefix.map(Prefix::mark),
                     readings: details.readings,
                 };
                 (engine.as_str().to_owned(), shown)
@@ -492,10 +633,12 @@ fn random() -> u64 {
     })
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT; for a service SIGHUP too.
 struct Signals {
     term: Signal,
     int: Signal,
+    /// `None` where it ends the process, as a terminal that is closed should.
+    hangup: Option<Signal>,
 }
 
 impl Signals {
@@ -503,6 +646,15 @@ impl Signals {
         Ok(Self {
             term: signal(SignalKind::terminate())?,
             int: signal(SignalKind::interrupt())?,
+            hangup: None,
+        })
+    }
+
+    fn of_a_service() -> io::Result<Self> {
+        let hangup = Some(signal(SignalKind::hangup())?);
+        Ok(Self {
+            hangup,
+            ..Self::new()?
         })
     }
 
@@ -513,9 +665,30 @@ impl Signals {
         }
     }
 
-    /// Drains at the first signal; the second one ends the process at once.
+    /// Whether something is to be read anew; otherwise it is to stop.
+    async fn next_is_hangup(&mut self) -> bool {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.term.recv() => false,
+            _ = self.int.recv() => false,
+            _ = hangup => true,
+        }
+    }
+
+    /// Reads anew at each SIGHUP and drains at the first other signal; a second one ends the process at once.
     async fn stop(mut self, service: Service) {
-        self.next().await;
+        while self.next_is_hangup().await {
+            // A file that does not come must not keep the service from stopping.
+            tokio::select! {
+                () = service.reload() => {}
+                () = self.next() => break,
+            }
+        }
         tokio::select! {
             () = service.drain() => {}
             () = self.next() => std::process::exit(INTERRUPTED),

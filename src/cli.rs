@@ -32,6 +32,9 @@ enum Command {
         /// Print every value with its origin, and end
         #[arg(long)]
         print_config: bool,
+        /// Forget the settings that were set at run time: all values are as configured again
+        #[arg(long)]
+        reset_settings: bool,
         #[command(flatten)]
         settings: Box<Layer>,
     },
@@ -43,6 +46,9 @@ enum Command {
         /// Directory of the store; a temporary one without it
         #[arg(long, value_name = "DIR")]
         data: Option<PathBuf>,
+        /// File with the tokens of callers: lines `name:scope:token`
+        #[arg(long, value_name = "FILE")]
+        token_file: Option<PathBuf>,
         /// Agent sessions at a time; 0 runs the fleet for callers of your own
         #[arg(long, value_name = "COUNT", default_value_t = 200)]
         sessions: u64,
@@ -97,9 +103,11 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve {
             config,
             print_config,
+            reset_settings,
             settings,
         } => {
-            let config = Config::load(*settings, environment(), config.as_deref())?;
+            let mut config = Config::load(*settings, environment(), config.as_deref())?;
+            config.reset_settings = reset_settings;
             if print_config {
                 for shown in &config.shown {
                     println!(
@@ -118,6 +126,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Demo {
             listen,
             data,
+            token_file,
             sessions,
             speed,
             seed,
@@ -126,6 +135,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             boot::demo(DemoOptions {
                 listen,
                 data,
+                token_file,
                 sessions,
                 speed,
                 seed,

@@ -9,10 +9,12 @@ use std::time::Duration;
 use clap::Args;
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::policy::{self, AdmissionScope, Policy};
+use kvgate_core::settings::{Hidden, Setting, Settings};
 use kvgate_core::units::{Ppm, Span, Tokens};
 use serde::Deserialize;
 use url::Url;
 
+use crate::access::{AllowedHost, TokenFile};
 use crate::fleet::address::BaseUrl;
 use crate::fleet::closer::CloserConfig;
 use crate::fleet::discover;
@@ -66,6 +68,46 @@ impl Origin {
             Self::Env => "env",
             Self::Flag => "flag",
         }
+    }
+}
+
+/// Where the configured values come from of settings that can be changed at run time.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Origins(BTreeMap<Setting, Origin>);
+
+impl Origins {
+    fn of_all(merged: &Merged) -> Self {
+        Self(BTreeMap::from([
+            (Setting::ProgramAdmission, merged.program_admission.1),
+            (Setting::SessionLifecycle, merged.session_lifecycle.1),
+            (Setting::Headroom, merged.admission_headroom.1),
+            (
+                Setting::PressureThreshold,
+                merged.admission_pressure_threshold.1,
+            ),
+            (
+                Setting::ExpectedDecodeCap,
+                merged.admission_expected_decode_cap.1,
+            ),
+            (Setting::MaxWait, merged.admission_max_wait_s.1),
+            (Setting::Scope, merged.admission_scope.1),
+        ]))
+    }
+
+    /// Of one; what cannot be configured has its default.
+    #[must_use]
+    pub fn of(&self, setting: Setting) -> Origin {
+        self.0.get(&setting).copied().unwrap_or(Origin::Default)
+    }
+
+    /// Settings that somebody configured and that a run-time setting hides, with who configured them.
+    #[must_use]
+    pub fn hidden(&self, settings: &Settings) -> Vec<(Hidden, Origin)> {
+        let hidden = settings.hidden().into_iter();
+        hidden
+            .map(|hidden| (hidden, self.of(hidden.setting)))
+            .filter(|(_, origin)| *origin != Origin::Default)
+            .collect()
     }
 }
 
@@ -193,11 +235,18 @@ settings! {
     /// Network that engines may be in, as CIDR; may be given more than once. Default: any but link-local
     #[arg(long, value_name = "CIDR")]
     engine_network: Vec<String> = Vec::new();
+    /// File with the tokens of callers: lines `name:scope:token`, scope `client`, `admin` or `view`
+    #[arg(long, value_name = "FILE")]
+    token_file: String = String::new();
+    /// `/metrics` needs a token too
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_name = "BOOL")]
+    metrics_auth: bool = false;
     /// Host header that is accepted beside loopback names and the bound address; may be given more
-    /// than once, with a scheme where a proxy ends TLS
+    /// than once, with a scheme where a proxy ends TLS (`https://gate.example`)
     #[arg(long, value_name = "HOST")]
     allowed_host: Vec<String> = Vec::new();
-    /// Listen on a non-loopback address although there is no access control
+    /// Listen on a non-loopback address without tokens
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           value_name = "BOOL")]
     insecure_no_auth: bool = false;
@@ -206,65 +255,55 @@ settings! {
     log_format: String = "text".to_owned();
 }
 
-/// A number of tokens, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DecodeCap(Option<u64>);
+/// A number, or the word that says that there is none.
+macro_rules! number_or_word {
+    ($(#[$doc:meta])* $name:ident: $number:ty, $word:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct $name(Option<$number>);
 
-impl FromStr for DecodeCap {
-    type Err = std::num::ParseIntError;
+        impl FromStr for $name {
+            type Err = <$number as FromStr>::Err;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "none" {
-            return Ok(Self(None));
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                if text == $word {
+                    return Ok(Self(None));
+                }
+                text.parse().map(|number| Self(Some(number)))
+            }
         }
-        text.parse().map(|tokens| Self(Some(tokens)))
-    }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                #[derive(Deserialize)]
+                #[serde(untagged)]
+                enum Written {
+                    Number($number),
+                    Word(String),
+                }
+                match Written::deserialize(deserializer)? {
+                    Written::Number(number) => Ok(Self(Some(number))),
+                    Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
+                }
+            }
+        }
+
+        impl ShownValue for $name {
+            fn shown(&self) -> String {
+                self.0
+                    .map_or_else(|| $word.to_owned().shown(), |number| number.shown())
+            }
+        }
+    };
 }
-
-impl<'de> Deserialize<'de> for DecodeCap {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            Tokens(u64),
-            Word(String),
-        }
-        match Written::deserialize(deserializer)? {
-            Written::Tokens(tokens) => Ok(Self(Some(tokens))),
-            Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
-        }
-    }
-}
-
-/// A number of seconds, or off.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct IdleClose(Option<f64>);
-
-impl FromStr for IdleClose {
-    type Err = std::num::ParseFloatError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        text.parse().map(|seconds| Self(Some(seconds)))
-    }
-}
-
-impl<'de> Deserialize<'de> for IdleClose {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            Seconds(f64),
-            Word(String),
-        }
-        match Written::deserialize(deserializer)? {
-            Written::Seconds(seconds) => Ok(Self(Some(seconds))),
-            Written::Word(word) => word.parse().map_err(serde::de::Error::custom),
-        }
-    }
-}
+number_or_word!(
+    /// A number of tokens, or none.
+    DecodeCap: u64, "none"
+);
+number_or_word!(
+    /// A number of seconds, or off.
+    IdleClose: f64, "off"
+);
 
 /// A value as `--print-config` writes it: TOML.
 trait ShownValue {
@@ -281,20 +320,6 @@ macro_rules! shown_as_toml {
     )*};
 }
 shown_as_toml!(bool, f64, String, Vec<String>);
-
-impl ShownValue for DecodeCap {
-    fn shown(&self) -> String {
-        self.0
-            .map_or_else(|| "none".to_owned().shown(), |tokens| tokens.shown())
-    }
-}
-
-impl ShownValue for IdleClose {
-    fn shown(&self) -> String {
-        self.0
-            .map_or_else(|| "off".to_owned().shown(), |seconds| seconds.shown())
-    }
-}
 
 impl ShownValue for u64 {
     fn shown(&self) -> String {
@@ -320,8 +345,12 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// Directory of the store.
     pub data: PathBuf,
-    /// Settings of the gate.
+    /// Settings of the gate, as they are configured.
     pub policy: Policy,
+    /// Where those of them come from that can be changed at run time.
+    pub origins: Origins,
+    /// What was set at run time is forgotten at the start.
+    pub reset_settings: bool,
     /// Where members come from.
     pub fleet: FleetConfig,
     /// How the fleet is read.
@@ -330,8 +359,12 @@ pub struct Config {
     pub closer: CloserConfig,
     /// Lease life where an acquire names none.
     pub lease_ttl: Span,
+    /// Tokens of callers; everybody is let in without.
+    pub token_file: Option<TokenFile>,
+    /// `/metrics` needs a token too.
+    pub metrics_auth: bool,
     /// Host headers accepted beside the usual.
-    pub allowed_hosts: Vec<String>,
+    pub allowed_hosts: Vec<AllowedHost>,
     /// Logs as JSON.
     pub log_json: bool,
     /// What `--print-config` shows.
@@ -357,7 +390,14 @@ impl Config {
 
     fn checked(merged: Merged) -> Result<Self, ConfigError> {
         let shown = merged.shown();
-        let listen = addresses(&merged.listen.0, merged.insecure_no_auth.0)?;
+        let token_file = token_file(&merged.token_file.0)?;
+        if merged.metrics_auth.0 && token_file.is_none() {
+            return Err(refused(
+                "metrics_auth needs token_file: without tokens everybody is let in",
+            ));
+        }
+        let may_be_open = token_file.is_some() || merged.insecure_no_auth.0;
+        let listen = addresses(&merged.listen.0, may_be_open)?;
         let policy = policy(&merged)?;
         let router = match merged.router.0.as_str() {
             "" => None,
@@ -368,6 +408,7 @@ impl Config {
             .0
             .iter()
             .map(|text| {
+                refuse_user_info("engine", text)?;
                 BaseUrl::parse(text)
                     .map(|url| url.engine())
                     .map_err(|error| refused(format!("engine {text:?}: {error}")))
@@ -415,8 +456,12 @@ impl Config {
                 timeout: duration("close_timeout_s", merged.close_timeout_s.0)?,
             },
             policy,
+            origins: Origins::of_all(&merged),
+            reset_settings: false,
             lease_ttl,
-            allowed_hosts: merged.allowed_host.0,
+            token_file,
+            metrics_auth: merged.metrics_auth.0,
+            allowed_hosts: allowed_hosts(&merged.allowed_host.0)?,
             log_json: match merged.log_format.0.as_str() {
                 "text" => false,
                 "json" => true,
@@ -433,15 +478,12 @@ impl Config {
 
 fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
     let share = |name: &str, value: f64| {
-        if value > 0.0 && value <= 1.0 {
-            millionths(value)
-        } else if merged.program_admission.0 {
-            None
-        } else {
-            // Numeric admission constraints hold only while admission is on.
-            Some(Ppm::ONE)
-        }
-        .ok_or_else(|| refused(format!("{name} must be above 0 and at most 1, not {value}")))
+        // Numeric admission constraints hold only while admission is on. A share that cannot be used is
+        // 0 meanwhile, and admission is not turned on with it.
+        let unused = (!merged.program_admission.0).then_some(Ppm::clamped(0));
+        millionths(value)
+            .or(unused)
+            .ok_or_else(|| refused(format!("{name} must be above 0 and at most 1, not {value}")))
     };
     Policy {
         program_admission: merged.program_admission.0,
@@ -462,7 +504,7 @@ fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
                 })
             })
             .transpose()?,
-        max_wait: span("admission_max_wait_s", merged.admission_max_wait_s.0, false)?,
+        max_wait: max_wait("admission_max_wait_s", merged.admission_max_wait_s.0)?,
         scope: match merged.admission_scope.0.as_str() {
             "train" => AdmissionScope::Train,
             "all" => AdmissionScope::All,
@@ -496,10 +538,22 @@ fn join_timeout(value: f64) -> Result<Option<Span>, ConfigError> {
     Ok((value > 0.0).then(|| limit.max(Span::from_millis(1))))
 }
 
-/// A share in millionths; a share above 0 never becomes 0.
-fn millionths(share: f64) -> Option<Ppm> {
+/// A share above 0 and at most 1, in millionths; it never becomes 0. `None` for any other number.
+#[must_use]
+pub fn millionths(share: f64) -> Option<Ppm> {
+    if !(share > 0.0 && share <= 1.0) {
+        return None;
+    }
     let millionths = (share * 1e6).floor().max(1.0);
     format!("{millionths:.0}").parse().ok().and_then(Ppm::new)
+}
+
+/// The longest wait before the aging bypass: at most a year, in whole milliseconds.
+///
+/// # Errors
+/// A sentence that names the setting and what it takes.
+pub fn max_wait(name: &str, seconds: f64) -> Result<Span, ConfigError> {
+    span(name, seconds, false)
 }
 
 fn seconds(name: &str, value: f64, above_zero: bool) -> Result<Duration, ConfigError> {
@@ -524,7 +578,7 @@ fn span(name: &str, value: f64, above_zero: bool) -> Result<Span, ConfigError> {
     Ok(Span::from_millis(millis.max(u64::from(above_zero))))
 }
 
-fn addresses(listen: &[String], insecure: bool) -> Result<Vec<SocketAddr>, ConfigError> {
+fn addresses(listen: &[String], may_be_open: bool) -> Result<Vec<SocketAddr>, ConfigError> {
     let mut addresses = Vec::new();
     for text in listen {
         let text = text.replacen("localhost:", "127.0.0.1:", 1);
@@ -533,9 +587,9 @@ fn addresses(listen: &[String], insecure: bool) -> Result<Vec<SocketAddr>, Confi
                 "listen must be HOST:PORT with an IP address, such as 127.0.0.1:7070 or [::1]:7070, not {text:?}"
             ))
         })?;
-        if !address.ip().is_loopback() && !insecure {
+        if !address.ip().is_loopback() && !may_be_open {
             return Err(refused(format!(
-                "{address} is open to the network and there is no access control yet: listen on a loopback address, or say --insecure-no-auth"
+                "{address} is open to the network: name the tokens of callers by --token-file, or listen on a loopback address, or say --insecure-no-auth"
             )));
         }
         addresses.push(address);
@@ -546,7 +600,44 @@ fn addresses(listen: &[String], insecure: bool) -> Result<Vec<SocketAddr>, Confi
     Ok(addresses)
 }
 
+fn token_file(path: &str) -> Result<Option<TokenFile>, ConfigError> {
+    if path.is_empty() {
+        return Ok(None);
+    }
+    let read = TokenFile::read(Path::new(path));
+    let file = read.map_err(|error| refused(format!("token_file {path:?}: {error}")))?;
+    Ok(Some(file))
+}
+
+fn allowed_hosts(texts: &[String]) -> Result<Vec<AllowedHost>, ConfigError> {
+    texts
+        .iter()
+        .map(|text| {
+            text.parse()
+                .map_err(|error| refused(format!("allowed_host {text:?}: {error}")))
+        })
+        .collect()
+}
+
+/// A password in an address would be shown wherever the address is. `@3` at its end is the rank of an engine.
+fn refuse_user_info(name: &str, text: &str) -> Result<(), ConfigError> {
+    let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let is_rank = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let before_host = match authority.rsplit_once('@') {
+        Some((before, rank)) if is_rank(rank) => before.contains('@'),
+        found => found.is_some(),
+    };
+    if before_host {
+        return Err(refused(format!(
+            "{name} must not carry a user name or a password: put the key into a file for --{name}-key-file"
+        )));
+    }
+    Ok(())
+}
+
 fn router_url(text: &str) -> Result<Url, ConfigError> {
+    refuse_user_info("router", text)?;
     let url = Url::parse(text)
         .ok()
         .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
@@ -687,6 +778,9 @@ mod tests {
         let config = load(flags, &env, file).unwrap();
         assert_eq!(config.policy.headroom, Ppm::clamped(500_000));
         assert_eq!(shown(&config, "admission_headroom"), ("0.5".into(), "flag"));
+        assert_eq!(config.origins.of(Setting::Headroom), Origin::Flag);
+        assert_eq!(config.origins.of(Setting::ProgramAdmission), Origin::Env);
+        assert_eq!(config.origins.of(Setting::MaxWait), Origin::Default);
         assert_eq!(config.policy.claim_grace, Span::from_secs(20));
         assert_eq!(shown(&config, "claim_grace_s").1, "env");
         assert_eq!(config.policy.max_waiting, 5);
@@ -757,6 +851,11 @@ mod tests {
             ("listen = [\"7070\"]", "listen"),
             ("listen = []", "listen"),
             ("listen = [\"0.0.0.0:7070\"]", "insecure-no-auth"),
+            ("listen = [\"0.0.0.0:7070\"]", "--token-file"),
+            ("token_file = \"does-not-exist\"", "token_file"),
+            ("metrics_auth = true", "token_file"),
+            ("allowed_host = [\"*\"]", "allowed_host"),
+            ("allowed_host = [\"gate.example/path\"]", "allowed_host"),
             ("log_format = \"xml\"", "log_format"),
             ("router_key_file = \"does-not-exist\"", "router_key_file"),
         ] {
@@ -831,6 +930,54 @@ mod tests {
     fn admission_numbers_are_free_while_admission_is_off() {
         let config = load(Layer::default(), &[], "admission_headroom = 7.0").unwrap();
         assert!(!config.policy.program_admission);
+        let on = Policy {
+            program_admission: true,
+            ..config.policy
+        };
+        assert_eq!(on.validated(), Err(policy::PolicyError::Headroom));
+    }
+
+    /// X01: tokens open a non-loopback address; what is wrong with their file is told without a part of it.
+    #[test]
+    fn a_non_loopback_address_takes_tokens() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tokens");
+        let load_with = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let flags = Layer {
+                listen: Some(vec!["0.0.0.0:7070".into()]),
+                token_file: Some(path.to_string_lossy().into_owned()),
+                ..Layer::default()
+            };
+            load(flags, &[], "")
+        };
+        let config = load_with("ops:admin:a-long-secret-token").unwrap();
+        assert_eq!(config.token_file.as_ref().unwrap().tokens.count(), 1);
+        assert!(shown(&config, "token_file").0.contains("tokens"));
+        assert!(!format!("{config:?}").contains("a-long-secret-token"));
+        let error = load_with("ops:admin:a-long-secret-token\nops:view:b-long-secret-token");
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("token_file") && error.contains("line 2"),
+            "{error}"
+        );
+        assert!(!error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn passwords_in_addresses_are_refused_and_not_shown() {
+        for file in [
+            "router = \"http://user:secret@host:30000\"",
+            "router = \"http://secret@host:30000/path\"",
+            "engine = [\"http://user:secret@host:30000\"]",
+            "engine = [\"user:secret@host:30000@3\"]",
+        ] {
+            let error = load(Layer::default(), &[], file).unwrap_err().to_string();
+            assert!(error.contains("key-file"), "{error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
+        let ranks = "engine = [\"http://host:30000@3\", \"host:30001@0\"]";
+        assert!(load(Layer::default(), &[], ranks).is_ok());
     }
 
     #[test]

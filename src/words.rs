@@ -1,10 +1,17 @@
-//! What went wrong with a reading or a call and what closes come to, in the words that pages, API,
-//! logs and commands show.
+//! What went wrong with a reading or a call, what closes come to and what operators did, in the words
+//! that pages, API, logs and commands show.
 
-use kvgate_core::close::{CallFailure, TargetState};
+use kvgate_core::audit::AuditAct;
+use kvgate_core::close::{CallFailure, CloseMode, TargetState};
 use kvgate_core::decision::DegradedReason;
+use kvgate_core::effect::CancelOutcome;
+use kvgate_core::ids::SessionId;
+use kvgate_core::policy::AdmissionScope;
 use kvgate_core::reading::{ReadFailure, RouterFailure};
+use kvgate_core::settings::{Hidden, Moved, Setting, SettingValue};
+use kvgate_core::units::{Ppm, Tokens};
 
+use crate::config::Origin;
 use crate::fleet::close_support::CloseSupport;
 use crate::fleet::rows::RouterKind;
 
@@ -127,5 +134,144 @@ pub const fn target(state: TargetState) -> &'static str {
         TargetState::Superseded => "superseded",
         TargetState::Failed => "failed",
         TargetState::Gone => "gone",
+    }
+}
+
+/// Name of a setting that can be changed at run time, as the API has it.
+#[must_use]
+pub const fn setting(setting: Setting) -> &'static str {
+    match setting {
+        Setting::ProgramAdmission => "program_admission",
+        Setting::SessionLifecycle => "session_lifecycle",
+        Setting::Paused => "paused",
+        Setting::Headroom => "headroom",
+        Setting::PressureThreshold => "pressure_threshold",
+        Setting::ExpectedDecodeCap => "expected_decode_cap",
+        Setting::MaxWait => "max_wait_s",
+        Setting::Scope => "scope",
+    }
+}
+
+/// Value of a setting.
+#[must_use]
+pub fn setting_value(value: SettingValue) -> String {
+    match value {
+        SettingValue::Switch(true) => "on".to_owned(),
+        SettingValue::Switch(false) => "off".to_owned(),
+        SettingValue::Share(share) => {
+            format!("{}", f64::from(share.get()) / f64::from(Ppm::ONE.get()))
+        }
+        SettingValue::Cap(Some(cap)) => cap.get().to_string(),
+        SettingValue::Cap(None) => "none".to_owned(),
+        SettingValue::Time(time) => {
+            let (seconds, millis) = (time.millis() / 1_000, time.millis() % 1_000);
+            let text = format!("{seconds}.{millis:03}");
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        }
+        SettingValue::Scope(AdmissionScope::Train) => "train".to_owned(),
+        SettingValue::Scope(AdmissionScope::All) => "all".to_owned(),
+    }
+}
+
+/// A configured value that is not in force.
+#[must_use]
+pub fn hidden_setting(hidden: &Hidden, origin: Origin) -> String {
+    format!(
+        "{} is {} ({}: {})",
+        setting(hidden.setting),
+        setting_value(hidden.in_force),
+        origin.word(),
+        setting_value(hidden.configured)
+    )
+}
+
+/// What an operator did, in one sentence with its figures.
+#[must_use]
+pub fn audit_detail(act: &AuditAct) -> String {
+    match act {
+        AuditAct::SettingsChanged(moves) => format!("Set {}.", moved(moves)),
+        AuditAct::SettingsReset(moves) => {
+            format!("Returned to what is configured: {}.", moved(moves))
+        }
+        AuditAct::LeaseRevoked {
+            lease,
+            ticket,
+            session,
+            tokens,
+        } => format!(
+            "Revoked lease {lease} of {} tokens, held by ticket {:?}{}.",
+            tokens.get(),
+            ticket.as_str(),
+            of_session(session.as_ref())
+        ),
+        AuditAct::TicketCancelled {
+            ticket,
+            session,
+            tokens,
+            outcome,
+        } => format!(
+            "Cancelled ticket {:?}{}, {}.",
+            ticket.as_str(),
+            of_session(session.as_ref()),
+            cancelled(*outcome, *tokens)
+        ),
+        AuditAct::SessionClosed {
+            session,
+            close,
+            mode,
+        } => {
+            let running = match mode {
+                CloseMode::Join => "waiting for what still runs",
+                CloseMode::Abort => "aborting what still runs",
+            };
+            format!(
+                "Closed session {:?} with close {close}, {running}.",
+                session.as_str()
+            )
+        }
+        AuditAct::CloseRetried {
+            close,
+            session,
+            engines,
+        } => format!(
+            "Sent close {close} of session {:?} once more, to {engines} {}.",
+            session.as_str(),
+            if *engines == 1 { "engine" } else { "engines" }
+        ),
+    }
+}
+
+fn moved(moves: &[Moved]) -> String {
+    let one = |moved: &Moved| {
+        let (name, from, to) = (
+            setting(moved.setting),
+            setting_value(moved.from),
+            setting_value(moved.to),
+        );
+        match (moved.from == moved.to, moved.is_set) {
+            (false, true) => format!("{name} from {from} to {to}"),
+            (false, false) => format!("{name} from {from} back to the configured {to}"),
+            (true, true) => format!("{name} to {to}, as it was, whatever is configured"),
+            (true, false) => format!("{name} back to the configured {to}, as it was"),
+        }
+    };
+    let moves: Vec<String> = moves.iter().map(one).collect();
+    moves.join("; ")
+}
+
+fn of_session(session: Option<&SessionId>) -> String {
+    session.map_or_else(String::new, |session| {
+        format!(" of session {:?}", session.as_str())
+    })
+}
+
+fn cancelled(outcome: CancelOutcome, tokens: Tokens) -> String {
+    let tokens = tokens.get();
+    match outcome {
+        CancelOutcome::Withdrawn => format!("which waited for {tokens} tokens"),
+        CancelOutcome::Released => format!("which held a lease of {tokens} tokens"),
+        CancelOutcome::Bypassed => "which had bypassed".to_owned(),
+        CancelOutcome::AlreadyFinished => "which had ended".to_owned(),
+        CancelOutcome::Unknown => "which was not seen yet".to_owned(),
     }
 }

@@ -354,6 +354,31 @@ BUGS = [
         ],
         (SCENARIOS, "closes::clo3_waiting_tickets_are_withdrawn"),
     ),
+    (
+        "a revocation leaves no entry in the audit",
+        [("crates/core/src/operate.rs", "        self.end_lease(ticket, EndHow::Revoked);\n        self.audit(who, act);", "        self.end_lease(ticket, EndHow::Revoked);\n        drop((who, act));")],
+        (SCENARIOS, "settings::set3_revocations"),
+    ),
+    (
+        "an act that changed nothing stands in the audit",
+        [("crates/core/src/operate.rs", "        if changed == *settings {\n", "        if false {\n")],
+        (SCENARIOS, "settings::set3_changes_of_settings"),
+    ),
+    (
+        "settings that do not fit together are taken",
+        [("crates/core/src/settings.rs", "        changed.validated()?;\n", "")],
+        (SCENARIOS, "settings::set1_all_values_or_none"),
+    ),
+    (
+        "what was set at run time is answered and not kept",
+        [("src/store/redb.rs", "            Record::Settings(overrides) => {", "            Record::Settings(overrides) if overrides.paused.is_some() => Ok(()),\n            Record::Settings(overrides) => {")],
+        (PROCESS, "process::settings::set2_settings_survive_a_kill"),
+    ),
+    (
+        "a store that is opened again loses what was set",
+        [("src/gate/writer.rs", "            reset_settings: std::mem::take(&mut self.config.reset_settings),", "            reset_settings: self.config.reset_settings,")],
+        (PROCESS, "api_settings::set2_settings_and_a_store_that_fails"),
+    ),
 ]
 
 

@@ -22,6 +22,17 @@ pub enum Prefix {
     Underscore,
 }
 
+impl Prefix {
+    /// What stands between the name of the software and that of a metric.
+    #[must_use]
+    pub const fn mark(self) -> &'static str {
+        match self {
+            Self::Colon => ":",
+            Self::Underscore => "_",
+        }
+    }
+}
+
 /// The part an engine says it plays in a disaggregated fleet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Disaggregation {

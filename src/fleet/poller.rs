@@ -48,7 +48,7 @@ pub struct PollerConfig {
     pub interval: Duration,
     /// For the router and for each engine; default 2 s.
     pub timeout: Duration,
-    /// Session closes are on: engines are asked whether they are routers (CLO10).
+    /// Session closes are on at first: engines are asked whether they are routers (CLO10).
     pub session_lifecycle: bool,
 }
 
@@ -151,6 +151,11 @@ impl Poller {
     #[must_use]
     pub const fn interval(&self) -> Duration {
         self.interval
+    }
+
+    /// Whether engines are asked from now on whether they are routers: while session closes are on (CLO10).
+    pub const fn look_for_routers(&mut self, wanted: bool) {
+        self.scraper.looks_for_routers = wanted;
     }
 
     /// One round. `now` is when it begins.

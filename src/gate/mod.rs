@@ -25,19 +25,22 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use kvgate_core::audit::AuditEntry;
 use kvgate_core::close::{CallId, CallResult, CloseIntent, EngineCall};
-use kvgate_core::command::{Acquire, CloseRequest, Command, Delivery, Slice};
-use kvgate_core::decisions::DecisionEntry;
+use kvgate_core::command::{Acquire, Act, CloseRequest, Command, Delivery, Operation, Slice};
+use kvgate_core::decisions::{DecisionEntry, DecisionsWanted};
 use kvgate_core::effect::{
     AcquireRefused, Answer, CancelOutcome, CloseReply, LeaseGone, LeaseView, Outcome, Page,
     ReleaseOutcome, Reply, RetryRefused, SessionView, TicketView, WaiterView,
 };
 use kvgate_core::ids::{
-    CloseId, CloseNo, Issue, LeaseId, RowNo, RunId, Seq, SessionId, SessionNo, StepNo, TicketId,
+    AuditNo, CloseId, CloseNo, Issue, Label, LeaseId, RowNo, RunId, Seq, SessionId, SessionNo,
+    StepNo, TicketId,
 };
-use kvgate_core::policy::Policy;
+use kvgate_core::policy::PolicyError;
 use kvgate_core::reading::Round;
 use kvgate_core::report::StepReport;
+use kvgate_core::settings::{Settings, SettingsChange};
 use kvgate_core::state::EpochEntry;
 use kvgate_core::tally::LocalBypass;
 use kvgate_core::units::{Span, Timestamp};
@@ -50,7 +53,7 @@ use crate::store::CopyPieces;
 
 pub use outage::KEPT_MAX;
 pub use record::Recorder;
-pub use stats::CommitStats;
+pub use stats::{CommitStats, Waits};
 pub use waiters::SlotId;
 use writer::weight;
 pub use writer::{FirstOpen, WriterConfig, spawn};
@@ -560,16 +563,15 @@ impl Gate {
         }
     }
 
-    /// Reads decisions, oldest first: those after a number, or the last ones.
+    /// Reads the decisions that are wanted, oldest first.
     ///
     /// # Errors
     /// See [`GateError`].
     pub async fn decisions(
         &self,
-        after: Option<u64>,
-        most: usize,
+        wanted: DecisionsWanted,
     ) -> Result<Page<DecisionEntry>, GateError> {
-        match self.one(Command::ListDecisions { after, most }).await? {
+        match self.one(Command::ListDecisions(wanted)).await? {
             (_, Reply::Decisions(page)) => Ok(page),
             (_, other) => Err(unexpected(&other)),
         }
@@ -606,12 +608,97 @@ impl Gate {
         self.one(Command::Round(round)).await.map(|_| ())
     }
 
-    /// Changes the settings, which were validated.
+    /// Changes settings as `who`: all values are checked together, and a change that is refused changes
+    /// none. Answers the settings as they are then.
     ///
     /// # Errors
     /// See [`GateError`].
-    pub async fn configure(&self, policy: Policy) -> Result<(), GateError> {
-        self.one(Command::Configure(policy)).await.map(|_| ())
+    pub async fn configure(
+        &self,
+        who: Label,
+        change: SettingsChange,
+    ) -> Result<Answered<Result<Arc<Settings>, PolicyError>>, GateError> {
+        match self.operate(who, Act::Configure(change)).await? {
+            (seq, Reply::Settings(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Takes a lease away as `who`.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn revoke(
+        &self,
+        who: Label,
+        lease: LeaseId,
+    ) -> Result<Answered<Result<(), LeaseGone>>, GateError> {
+        match self.operate(who, Act::Revoke(lease)).await? {
+            (seq, Reply::Revoke(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// [`Gate::cancel`] as an operator.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn cancel_as(
+        &self,
+        who: Label,
+        ticket: TicketId,
+    ) -> Result<Answered<CancelOutcome>, GateError> {
+        match self.operate(who, Act::Cancel(ticket)).await? {
+            (seq, Reply::Cancel(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// [`Gate::close_session`] as an operator.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn close_as(
+        &self,
+        who: Label,
+        request: CloseRequest,
+    ) -> Result<Answered<CloseReply>, GateError> {
+        match self.operate(who, Act::Close(request)).await? {
+            (seq, Reply::Close(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// [`Gate::retry_close`] as an operator.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn retry_close_as(
+        &self,
+        who: Label,
+        close: CloseId,
+    ) -> Result<Answered<Result<CloseIntent, RetryRefused>>, GateError> {
+        match self.operate(who, Act::RetryClose(close)).await? {
+            (seq, Reply::RetryClose(value)) => Ok(Answered { seq, value }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Does something as an operator: handled as the plain command, and kept in the audit when it
+    /// changed something. Many at once go through [`Gate::batch`].
+    async fn operate(&self, who: Label, act: Act) -> Result<(Option<Seq>, Reply), GateError> {
+        self.one(Command::Operate(Operation { who, act })).await
+    }
+
+    /// Reads a slice of the audit, newest first.
+    ///
+    /// # Errors
+    /// See [`GateError`].
+    pub async fn list_audit(&self, slice: Slice<AuditNo>) -> Result<Page<AuditEntry>, GateError> {
+        match self.one(Command::ListAudit(slice)).await? {
+            (_, Reply::Audit(page)) => Ok(page),
+            (_, other) => Err(unexpected(&other)),
+        }
     }
 
     /// Counts what a caller decided by itself.

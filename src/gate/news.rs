@@ -18,6 +18,9 @@ use crate::words;
 /// are told together.
 const EXPIRIES_BY_NAME: usize = 16;
 
+/// The same for what operators do to many things at once.
+const OPERATIONS_BY_NAME: usize = 16;
+
 static CLOSE_FAILED: Repeats = Repeats::new("a close ended with engines failed or refused");
 
 /// What was told last.
@@ -157,6 +160,27 @@ pub(super) fn tell_expiries(events: &[Event]) {
             tokens = other_tokens,
             "more leases expired"
         );
+    }
+}
+
+/// What operators did in a turn; of many acts at once the first are told (SET3).
+pub(super) fn tell_operations(events: &[Event]) {
+    let operated = || {
+        events.iter().filter_map(|event| match event {
+            Event::Operated(entry) => Some(entry),
+            _ => None,
+        })
+    };
+    for entry in operated().take(OPERATIONS_BY_NAME) {
+        tracing::info!(
+            who = entry.who.as_str(),
+            what = words::audit_detail(&entry.act),
+            "an operator acted"
+        );
+    }
+    let others = operated().skip(OPERATIONS_BY_NAME).count();
+    if others > 0 {
+        tracing::info!(others, "operators acted; the audit names them all");
     }
 }
 

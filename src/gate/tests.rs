@@ -15,6 +15,7 @@ use kvgate_core::command::Acquire;
 use kvgate_core::decision::Scope;
 use kvgate_core::ids::{EngineId, LeaseId, SessionId};
 use kvgate_core::memory::MemoryStore;
+use kvgate_core::policy::Policy;
 use kvgate_core::reading::Reading;
 use kvgate_core::store::{Commit, Image, Opened, Store, StoreControl};
 use kvgate_core::ticket::Sent;
@@ -119,6 +120,7 @@ impl Held {
                 stale_after: Span::from_secs(3_600),
                 ..Policy::default()
             },
+            reset_settings: false,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: BTreeSet::from([EngineId::new(ENGINE)]),

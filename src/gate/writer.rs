@@ -57,8 +57,10 @@ static STORE_FAILED: Repeats = Repeats::new("the store failed");
 /// What the writer needs besides a store.
 #[derive(Debug)]
 pub struct WriterConfig {
-    /// Settings, validated.
+    /// Settings as they are configured, validated. What was set over them at run time is in the store.
     pub policy: Policy,
+    /// Whatever was set at run time is as configured again from the first opening on.
+    pub reset_settings: bool,
     /// Where members come from.
     pub fleet: FleetConfig,
     /// Random numbers: one for the lease ids of this start, one for hash tables.
@@ -143,6 +145,7 @@ fn empty_view(config: &WriterConfig, now: Timestamp) -> View {
         salt: 0,
         seed: 0,
         policy: config.policy.clone(),
+        reset_settings: false,
         fleet: config.fleet.clone(),
     };
     let Ok(committed) =
@@ -271,6 +274,8 @@ where
             salt: (self.config.salts)(),
             seed: (self.config.salts)(),
             policy: self.config.policy.clone(),
+            // A store that is opened again keeps what was set since the start.
+            reset_settings: std::mem::take(&mut self.config.reset_settings),
             fleet: self.config.fleet.clone(),
         };
         let now = params.now;
@@ -361,6 +366,7 @@ where
                     machine = self.perform(committed, answerers, groups);
                     // Nobody waits for the log.
                     news::tell_expiries(&events);
+                    news::tell_operations(&events);
                 }
                 Err(failed) => {
                     self.fail(&failed, answerers, groups);

@@ -5,7 +5,13 @@
 //! 10 s, and for 7 days by the minute, each with mean, least and greatest. The file beside the store
 //! is written without sync: a kill of the process loses nothing, a power cut some seconds, and what
 //! it tore is left out.
+//!
+//! Beside the rings it remembers, in memory only, the counters of the last minutes, so that a reader
+//! can tell what was counted in them to the digit, since when each engine's figures stand still, and
+//! the past hour of each engine.
 
+mod engines;
+mod lately;
 mod ring;
 mod series;
 
@@ -15,11 +21,17 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
+use kvgate_core::ids::EngineId;
 use kvgate_core::tally::Tally;
-use kvgate_core::units::Timestamp;
+use kvgate_core::units::{Span, Timestamp};
+use kvgate_core::view::View;
 
 use crate::gate::Gate;
 
+use engines::EngineRings;
+use lately::{Counters, Standing};
+
+pub use engines::{ENGINE_STEP_S, ENGINE_STEPS, EngineStep};
 pub use ring::{HistoryError, Rings, STEPS, Summary};
 pub use series::Series;
 
@@ -44,6 +56,14 @@ pub struct Window {
 #[derive(Clone, Debug, Default)]
 pub struct History {
     rings: Arc<RwLock<Rings>>,
+    lately: Arc<RwLock<Lately>>,
+}
+
+#[derive(Debug, Default)]
+struct Lately {
+    counters: Counters,
+    standing: Standing,
+    engines: EngineRings,
 }
 
 impl History {
@@ -66,6 +86,29 @@ impl History {
         rings.window(series, now, range_s, step_s)
     }
 
+    /// What was counted in about the last `span` until `now`, and in how long a time: less after a
+    /// start, at most 15 minutes. `None` before the first sample.
+    #[must_use]
+    pub fn counted(&self, tally: &Tally, now: Timestamp, span: Span) -> Option<(Span, Tally)> {
+        let lately = self.lately.read().unwrap_or_else(PoisonError::into_inner);
+        let (at, before) = lately.counters.before(now, span)?;
+        Some((now.since(at), tally.since(before)))
+    }
+
+    /// The past hour of an engine until `now`, in steps of [`ENGINE_STEP_S`] seconds.
+    #[must_use]
+    pub fn engine(&self, engine: &EngineId, now: Timestamp) -> Vec<Option<EngineStep>> {
+        let lately = self.lately.read().unwrap_or_else(PoisonError::into_inner);
+        lately.engines.window(engine, now)
+    }
+
+    /// Since when the figures of an engine are the same in every reading.
+    #[must_use]
+    pub fn stands_since(&self, engine: &EngineId) -> Option<Timestamp> {
+        let lately = self.lately.read().unwrap_or_else(PoisonError::into_inner);
+        lately.standing.since(engine)
+    }
+
     /// Takes samples of the gate until the returned guard is dropped.
     ///
     /// # Errors
@@ -82,6 +125,13 @@ impl History {
         })
     }
 
+    fn look(&self, view: &View, now: Timestamp) {
+        let mut lately = self.lately.write().unwrap_or_else(PoisonError::into_inner);
+        lately.counters.take(now, &view.tally);
+        lately.standing.look(&view.engines, now);
+        lately.engines.put(now, &view.engines);
+    }
+
     fn run(&self, gate: &Gate, stopped: &mpsc::Receiver<()>) {
         let mut before: Option<(Timestamp, Tally)> = None;
         let mut failed = false;
@@ -89,8 +139,10 @@ impl History {
             let Some(line) = gate.line() else { continue };
             let now = line.now();
             let view = gate.view();
-            let sample = series::sample(&view, before.as_ref(), now);
+            let waits = gate.stats().waits();
+            let sample = series::sample(&view, waits, before.as_ref(), now);
             before = Some((now, view.tally.clone()));
+            self.look(&view, now);
             let mut rings = self.rings.write().unwrap_or_else(PoisonError::into_inner);
             let written = rings.put(now, &sample);
             drop(rings);

@@ -17,8 +17,14 @@ pub const STEPS: [(u64, usize); 3] = [(1, 900), (10, 2_160), (60, 10_080)];
 const MAGIC: &[u8; 8] = b"kvgate\x00\x01";
 /// Name and number of series.
 const HEAD_BYTES: usize = 16;
+const SLOT_BYTES: usize = slot_bytes(Series::ALL.len());
+/// Series of the first version. A file with fewer is none of ours.
+const SERIES_MIN: usize = 21;
+
 /// Time, three figures a series, check sum.
-const SLOT_BYTES: usize = 8 + Series::ALL.len() * 24 + 4;
+const fn slot_bytes(series: usize) -> usize {
+    8 + series * 24 + 4
+}
 
 /// Why there is no history file.
 #[derive(Debug, thiserror::Error)]
@@ -107,40 +113,78 @@ impl Rings {
         (&mut file)
             .take(longest.saturating_add(1))
             .read_to_end(&mut bytes)?;
-        if !bytes.is_empty() && !rings.read(&bytes) {
-            let aside = path.with_extension("rings.bak");
-            tracing::warn!(file = %path.display(), aside = %aside.display(), "the history file is of another shape; it is set aside");
-            fs::rename(path, aside)?;
-            file = options.open(path)?;
-            bytes.clear();
+        let series = if bytes.is_empty() {
+            Some(0)
+        } else {
+            rings.read(&bytes)
+        };
+        match series {
+            Some(series) if series == Series::ALL.len() => {
+                rings.file = Some(file);
+                return Ok(rings);
+            }
+            Some(0) => {}
+            // A file of an older version: it is written anew with the series of this one.
+            Some(_) => {
+                let temporary = path.with_extension("rings.new");
+                fs::write(&temporary, rings.encoded())?;
+                fs::rename(&temporary, path)?;
+                rings.file = Some(options.open(path)?);
+                return Ok(rings);
+            }
+            None => {
+                let aside = path.with_extension("rings.bak");
+                tracing::warn!(file = %path.display(), aside = %aside.display(), "the history file is of another shape; it is set aside");
+                fs::rename(path, aside)?;
+                file = options.open(path)?;
+            }
         }
-        if bytes.is_empty() {
-            file.write_all_at(&head(), 0)?;
-            file.set_len(longest)?;
-        }
+        file.write_all_at(&head(), 0)?;
+        file.set_len(longest)?;
         rings.file = Some(file);
         Ok(rings)
     }
 
-    fn bytes(&self) -> usize {
-        let slots: usize = self.rings.iter().map(|ring| ring.slots.len()).sum();
-        HEAD_BYTES.saturating_add(slots.saturating_mul(SLOT_BYTES))
+    fn slots(&self) -> usize {
+        self.rings.iter().map(|ring| ring.slots.len()).sum()
     }
 
-    /// False for a file of another shape. A slot that was torn is left out.
-    fn read(&mut self, bytes: &[u8]) -> bool {
-        if bytes.len() != self.bytes() || bytes.get(..HEAD_BYTES) != Some(&head()) {
-            return false;
+    fn bytes(&self) -> usize {
+        HEAD_BYTES.saturating_add(self.slots().saturating_mul(SLOT_BYTES))
+    }
+
+    /// How many series the file has; `None` for one of another shape. A slot that was torn is left
+    /// out, and so are series that are newer than the file.
+    fn read(&mut self, bytes: &[u8]) -> Option<usize> {
+        let (name, rest) = bytes.split_at_checked(MAGIC.len())?;
+        let (count, rest) = rest.split_first_chunk::<8>()?;
+        let series = usize::try_from(u64::from_le_bytes(*count)).ok()?;
+        let known = (SERIES_MIN..=Series::ALL.len()).contains(&series);
+        if name != MAGIC || !known {
+            return None;
         }
-        for ring in &mut self.rings {
-            for (place, slot) in ring.slots.iter_mut().enumerate() {
-                let at = ring.offset.saturating_add(place.saturating_mul(SLOT_BYTES));
-                *slot = bytes
-                    .get(at..at.saturating_add(SLOT_BYTES))
-                    .and_then(decode);
+        let slot_bytes = slot_bytes(series);
+        if rest.len() != self.slots().saturating_mul(slot_bytes) {
+            return None;
+        }
+        let slots = self.rings.iter_mut().flat_map(|ring| &mut ring.slots);
+        for (slot, bytes) in slots.zip(rest.chunks_exact(slot_bytes)) {
+            *slot = decode(bytes);
+        }
+        Some(series)
+    }
+
+    /// The whole file.
+    fn encoded(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.bytes());
+        bytes.extend(head());
+        for slot in self.rings.iter().flat_map(|ring| &ring.slots) {
+            match slot {
+                Some(slot) => bytes.extend(encode(slot)),
+                None => bytes.extend([0; SLOT_BYTES]),
             }
         }
-        true
+        bytes
     }
 
     /// Takes in one sample. The steps that it belongs to are worked out anew from the samples of
@@ -277,7 +321,7 @@ fn encode(slot: &Slot) -> Vec<u8> {
 
 /// `None` for a slot that was never written, or torn.
 fn decode(bytes: &[u8]) -> Option<Slot> {
-    let (body, sum) = bytes.split_at_checked(SLOT_BYTES - 4)?;
+    let (body, sum) = bytes.split_last_chunk::<4>()?;
     if crc32fast::hash(body).to_le_bytes() != *sum {
         return None;
     }
@@ -289,8 +333,10 @@ fn decode(bytes: &[u8]) -> Option<Slot> {
         .iter()
         .map(|bytes| f64::from_le_bytes(*bytes));
     for summary in &mut figures {
+        // An older file ends here: the series that came later have no figures in it.
+        let Some(mean) = numbers.next() else { break };
         *summary = Summary {
-            mean: numbers.next()?,
+            mean,
             min: numbers.next()?,
             max: numbers.next()?,
         };
@@ -378,6 +424,41 @@ mod tests {
         assert_eq!(means(&rings, 9, 10, 10), [Some((45.0 - 3.0) / 9.0)]);
         rings.put(at(20), &sample(1.0)).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), size);
+    }
+
+    /// A file of a version that knew fewer series goes on, and is as long as ours then.
+    #[test]
+    fn an_older_file_goes_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("h");
+        let mut rings = Rings::default();
+        for second in 0..20 {
+            rings.put(at(second), &sample(second as f64)).unwrap();
+        }
+        let mut old = MAGIC.to_vec();
+        old.extend((SERIES_MIN as u64).to_le_bytes());
+        for slot in rings.rings.iter().flat_map(|ring| &ring.slots) {
+            match slot {
+                Some(slot) => {
+                    let mut bytes = encode(slot);
+                    bytes.truncate(slot_bytes(SERIES_MIN) - 4);
+                    let sum = crc32fast::hash(&bytes);
+                    bytes.extend(sum.to_le_bytes());
+                    old.extend(bytes);
+                }
+                None => old.extend([0; slot_bytes(SERIES_MIN)]),
+            }
+        }
+        fs::write(&path, &old).unwrap();
+        for _ in 0..2 {
+            let rings = Rings::open(&path).unwrap();
+            assert_eq!(means(&rings, 9, 10, 1)[9], Some(9.0));
+            assert_eq!(means(&rings, 9, 10, 10), [Some(4.5)]);
+            let newer = rings.window(Series::WaitP95, at(9), 10, 1);
+            assert!(newer.points.iter().all(Option::is_none));
+            assert_eq!(fs::metadata(&path).unwrap().len(), rings.bytes() as u64);
+        }
+        assert!(!path.with_extension("rings.bak").exists());
     }
 
     /// A file of another shape is set aside, never written over.

@@ -2,8 +2,10 @@
 
 use kvgate_core::decision::{BypassReason, Scope, WaitReason};
 use kvgate_core::tally::{CancelledHow, LeaseEnd, Tally};
-use kvgate_core::units::{Ppm, Timestamp, Tokens};
+use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 use kvgate_core::view::View;
+
+use crate::gate::Waits;
 
 macro_rules! series {
     ($($(#[$doc:meta])* $name:ident = $word:literal,)+) => {
@@ -67,6 +69,22 @@ series! {
     Evictable = "evictable",
     /// KV locked by running work of all engines in tokens.
     Used = "used",
+    /// Median queue time of the grants of the last minute, in seconds.
+    WaitP50 = "wait_p50_s",
+    /// Its 95th percentile.
+    WaitP95 = "wait_p95_s",
+    /// The longest of them.
+    WaitMax = "wait_max_s",
+    /// Grants from the queue a second.
+    GrantRate = "queue_grant_rate",
+    /// Aging bypasses a second.
+    AgedRate = "bypass_aged_rate",
+    /// Bypasses a second for want of a usable ceiling.
+    DegradedRate = "bypass_degraded_rate",
+    /// Bypasses a second that clients reported.
+    LocalBypassRate = "local_bypass_rate",
+    /// Closes a second that ended with an engine failed or refused.
+    CloseFailureRate = "close_failure_rate",
 }
 
 impl Series {
@@ -90,7 +108,12 @@ impl Series {
 pub(super) type Sample = [f64; Series::ALL.len()];
 
 /// The figures of a view. Rates need the counters of the sample before.
-pub(super) fn sample(view: &View, before: Option<&(Timestamp, Tally)>, now: Timestamp) -> Sample {
+pub(super) fn sample(
+    view: &View,
+    waits: Option<Waits>,
+    before: Option<&(Timestamp, Tally)>,
+    now: Timestamp,
+) -> Sample {
     let measure = &view.measure;
     let rates = before.and_then(|(at, tally)| {
         let seconds = seconds(now.since(*at).millis());
@@ -150,7 +173,21 @@ pub(super) fn sample(view: &View, before: Option<&(Timestamp, Tally)>, now: Time
         Series::CloseRate => rate(|since| since.closes),
         Series::Evictable => summed(|reading| reading.evictable),
         Series::Used => summed(|reading| reading.used),
+        Series::WaitP50 => waited(waits.map(|waits| waits.p50)),
+        Series::WaitP95 => waited(waits.map(|waits| waits.p95)),
+        Series::WaitMax => waited(waits.map(|waits| waits.max)),
+        Series::GrantRate => rate(|since| since.granted_after_wait),
+        Series::AgedRate => rate(|since| both(since, |scope| scope.bypasses(BypassReason::Aged))),
+        Series::DegradedRate => {
+            rate(|since| both(since, |scope| scope.bypasses(BypassReason::Degraded)))
+        }
+        Series::LocalBypassRate => rate(|since| since.local_bypasses.iter().sum()),
+        Series::CloseFailureRate => rate(|since| since.close_failures),
     })
+}
+
+fn waited(span: Option<Span>) -> f64 {
+    span.map_or(f64::NAN, |span| seconds(span.millis()))
 }
 
 fn both(tally: &Tally, count: fn(&kvgate_core::tally::ScopeTally) -> u64) -> u64 {

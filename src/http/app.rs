@@ -13,7 +13,9 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::exposition::Present;
+use crate::access::{Access, AllowedHost};
 use crate::clock::Clock;
+use crate::config::{self, Origins};
 use crate::gate::Gate;
 use crate::history::History;
 use crate::telemetry::{HttpMetrics, Readings};
@@ -26,10 +28,18 @@ const BACKUPS_AT_ONCE: usize = 1;
 pub struct HttpConfig {
     /// Where the service listens.
     pub bound: Vec<SocketAddr>,
-    /// Host names besides loopback and the bound address, each with or without a port.
-    pub allowed_hosts: Vec<String>,
+    /// Host names besides loopback and the bound address.
+    pub allowed_hosts: Vec<AllowedHost>,
+    /// Who is let in.
+    pub access: Access,
+    /// `/metrics` needs a right too.
+    pub metrics_auth: bool,
     /// Life of a lease whose acquire names none.
     pub default_ttl: Span,
+    /// Where the configured values come from of settings that can be changed at run time.
+    pub origins: Origins,
+    /// Every setting of the start with its value and who set it; no secret is among them.
+    pub configured: Vec<config::Shown>,
     /// Without progress of the writer for this long the process is not healthy (DUR3).
     pub stuck_after: Span,
 }
@@ -53,6 +63,10 @@ pub struct FleetDetails {
 pub struct EngineDetails {
     /// Whether it takes session closes; `None` while that is not known.
     pub close_support: Option<bool>,
+    /// Version of its software, as it says itself.
+    pub version: Option<String>,
+    /// How its metrics are spelled, once they were read: what stands behind the name of the software.
+    pub dialect: Option<&'static str>,
     /// Readings by result, since it was first asked.
     pub readings: Readings,
 }

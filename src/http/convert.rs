@@ -16,7 +16,7 @@ use kvgate_core::effect::{
 use kvgate_core::ids::{EngineId, IdError, Label, SessionId, TicketId};
 use kvgate_core::policy::ttl_in_range;
 use kvgate_core::state::{EpochCause, EpochEntry};
-use kvgate_core::tally::{CancelledHow, LocalBypass};
+use kvgate_core::tally::{CancelledHow, LeaseEnd, LocalBypass};
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Ppm, Span, TOKENS_MAX, Timestamp, Tokens};
 
@@ -455,6 +455,7 @@ pub(super) fn close(intent: &CloseIntent, shown: &Shown) -> wire::Close {
             .map(|(engine, target)| close_engine(engine, target))
             .collect(),
         counts: close_counts(intent),
+        failed: intent.has_failed(),
         not_aborted: intent.not_aborted.iter().map(text).collect(),
     }
 }
@@ -590,7 +591,8 @@ pub(super) const fn wire_scope(scope: Scope) -> wire::Scope {
 }
 
 /// Why a request goes ahead without a lease, in the word of the answer.
-pub(super) const fn bypass_word(reason: BypassReason) -> &'static str {
+#[must_use]
+pub const fn bypass_word(reason: BypassReason) -> &'static str {
     match reason {
         BypassReason::Disabled => "disabled",
         BypassReason::OutOfScope => "out_of_scope",
@@ -603,7 +605,8 @@ pub(super) const fn bypass_word(reason: BypassReason) -> &'static str {
 }
 
 /// Why a request waits, in the word of the answer.
-pub(super) const fn wait_word(reason: WaitReason) -> &'static str {
+#[must_use]
+pub const fn wait_word(reason: WaitReason) -> &'static str {
     match reason {
         WaitReason::BehindOlder => "behind_older",
         WaitReason::PressureGuard => "pressure_guard",
@@ -618,6 +621,16 @@ pub(super) const fn cancelled_word(how: CancelledHow) -> &'static str {
         CancelledHow::SessionClosed => "session_closed",
         CancelledHow::Dropped => "dropped",
         CancelledHow::TakenBack => "taken_back",
+    }
+}
+
+/// How a held lease ended.
+pub(super) const fn lease_end_word(how: LeaseEnd) -> &'static str {
+    match how {
+        LeaseEnd::Released => "released",
+        LeaseEnd::Expired => "expired",
+        LeaseEnd::Revoked => "revoked",
+        LeaseEnd::Cancelled => "cancelled",
     }
 }
 

@@ -7,7 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use http_body_util::BodyExt;
 use kvgate_api::ProblemCode;
 use kvgate_core::ids::{CloseId, IdError, LeaseId, SessionId, TicketId};
@@ -25,6 +25,10 @@ use super::problem::Fault;
 pub(super) const BODY_MAX: usize = 1 << 20;
 /// Largest body of a batch.
 pub(super) const BATCH_BODY_MAX: usize = 4 << 20;
+/// Largest form that names many ids: a thousand of the longest kind, percent-encoded.
+const FORM_BODY_MAX: usize = 2 << 20;
+/// Largest other form of a page.
+const FORM_MAX: usize = 64 << 10;
 /// Bytes above the bound that are read and thrown away, so that the sender sees the answer instead
 /// of a cut connection.
 const OVERRUN_MAX: usize = 16 << 20;
@@ -77,10 +81,87 @@ impl<S: Send + Sync> FromRequest<S> for BatchBody {
     }
 }
 
+/// What a form of a page sends: names and values, bounded as every body is.
+#[derive(Debug)]
+pub struct Form(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequest<S> for Form {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        let headers = request.headers();
+        refuse_compressed(headers)?;
+        require_form(headers)?;
+        let bytes = read_body(request, FORM_MAX).await?;
+        let pairs = url::form_urlencoded::parse(&bytes).into_owned();
+        Ok(Self(pairs.collect()))
+    }
+}
+
+impl Form {
+    /// The first value of this name; an empty one where there is none.
+    #[must_use]
+    pub fn field(&self, name: &str) -> &str {
+        let pair = self.0.iter().find(|(its_name, _)| its_name == name);
+        pair.map_or("", |(_, value)| value)
+    }
+}
+
 async fn read_json(request: Request, bound: usize) -> Result<Bytes, Fault> {
     refuse_compressed(request.headers())?;
     require_json(request.headers())?;
     read_body(request, bound).await
+}
+
+/// Fields of a form: those of the body, or of the query where there is no body. A field may stand
+/// more than once; the order is kept.
+#[derive(Clone, Debug, Default)]
+pub struct Fields(Vec<(String, String)>);
+
+impl Fields {
+    /// Names and values, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let fields = self.0.iter();
+        fields.map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// The first field of this name that is not empty.
+    #[must_use]
+    pub fn get<'a>(&'a self, name: &'a str) -> Option<&'a str> {
+        self.all(name).next()
+    }
+
+    /// All fields of this name that are not empty.
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let named = self.0.iter().filter(move |(known, _)| known == name);
+        named
+            .map(|(_, value)| value.as_str())
+            .filter(|value| !value.is_empty())
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for Fields {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        let body;
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let text = if matches!(*request.method(), Method::GET | Method::HEAD) {
+            query.as_str()
+        } else {
+            refuse_compressed(request.headers())?;
+            require_form(request.headers())?;
+            body = read_body(request, FORM_BODY_MAX).await?;
+            std::str::from_utf8(&body).map_err(|_| not_a_form())?
+        };
+        let fields = query_pairs(text).map(|(name, value)| Some((name?, value?)));
+        let fields: Option<Vec<_>> = fields.collect();
+        fields.map(Self).ok_or_else(not_a_form)
+    }
+}
+
+fn not_a_form() -> Fault {
+    Fault::bad_request("The fields are not percent-encoded UTF-8.")
 }
 
 fn refuse_compressed(headers: &HeaderMap) -> Result<(), Fault> {
@@ -99,12 +180,7 @@ fn refuse_compressed(headers: &HeaderMap) -> Result<(), Fault> {
 }
 
 fn require_json(headers: &HeaderMap) -> Result<(), Fault> {
-    let mut kinds = headers.get_all(CONTENT_TYPE).iter();
-    let kind = kinds.next().and_then(|kind| kind.to_str().ok());
-    let essence = kind.and_then(|kind| kind.split(';').next());
-    if kinds.next().is_none()
-        && essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/json"))
-    {
+    if is_of_kind(headers, "application/json") {
         Ok(())
     } else {
         Err(Fault::new(
@@ -112,6 +188,25 @@ fn require_json(headers: &HeaderMap) -> Result<(), Fault> {
             "The body must be sent as `Content-Type: application/json`.",
         ))
     }
+}
+
+fn require_form(headers: &HeaderMap) -> Result<(), Fault> {
+    if is_of_kind(headers, "application/x-www-form-urlencoded") {
+        Ok(())
+    } else {
+        Err(Fault::new(
+            ProblemCode::UnsupportedMediaType,
+            "A form must be sent as `Content-Type: application/x-www-form-urlencoded`.",
+        ))
+    }
+}
+
+fn is_of_kind(headers: &HeaderMap, wanted: &str) -> bool {
+    let mut kinds = headers.get_all(CONTENT_TYPE).iter();
+    let kind = kinds.next().and_then(|kind| kind.to_str().ok());
+    let essence = kind.and_then(|kind| kind.split(';').next());
+    kinds.next().is_none()
+        && essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case(wanted))
 }
 
 async fn read_body(request: Request, bound: usize) -> Result<Bytes, Fault> {
@@ -414,6 +509,16 @@ impl Query {
         }
     }
 
+    /// Puts a parameter in the place of the one with this name.
+    pub fn put(&mut self, name: &str, value: impl Into<String>) {
+        self.values.insert(name.to_owned(), value.into());
+    }
+
+    /// Leaves out what is empty: a form sends its empty fields as well.
+    pub fn drop_empty(&mut self) {
+        self.values.retain(|_, value| !value.is_empty());
+    }
+
     /// A parameter, which stays.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
@@ -423,6 +528,16 @@ impl Query {
     /// Takes a parameter out.
     pub fn take(&mut self, name: &str) -> Option<String> {
         self.values.remove(name)
+    }
+
+    /// Takes out all parameters whose name begins so, and gives the rest of their names.
+    pub fn take_named(&mut self, prefix: &str) -> Vec<String> {
+        let named = self.values.keys();
+        let rests: Vec<String> = named
+            .filter_map(|name| name.strip_prefix(prefix).map(str::to_owned))
+            .collect();
+        self.values.retain(|name, _| !name.starts_with(prefix));
+        rests
     }
 
     /// After all known parameters were taken: what is left is not known.

@@ -1,11 +1,12 @@
-//! What stands before every route: who may ask at all, what the service can do now, and what every
-//! answer carries.
+//! What stands before every route: under which name it is asked, who asks and what they may do, what the service can do
+//! now, and what every answer carries.
 
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{
-    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, X_CONTENT_TYPE_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY,
+    CONTENT_TYPE, COOKIE, HOST, ORIGIN, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
@@ -19,16 +20,41 @@ use super::answer::HeldOpen;
 use super::app::{App, RequestId};
 use super::extract::query_pairs;
 use super::problem::{self, Fault};
-use crate::access::Caller;
+use super::rights::{self, Rule};
+use crate::access::{self, Asked, Caller, Hosts, OverTls, Right, Scheme};
 use crate::gate::Phase;
 use crate::telemetry::{Repeats, UNMATCHED};
+use crate::web;
 
 static FOREIGN_HOST: Repeats = Repeats::new("a request under a foreign host name was refused");
 static CROSS_SITE: Repeats = Repeats::new("a cross-site write was refused");
+static WRONG_TOKEN: Repeats = Repeats::new("a wrong token was refused");
+static NO_RIGHT: Repeats = Repeats::new("a call without the right to it was refused");
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KVGATE_EPOCH: HeaderName = HeaderName::from_static("kvgate-epoch");
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Content policy of what is no page: it is never shown as one.
+const NO_PAGE: &str = "default-src 'none'; frame-ancestors 'none'";
+
+/// Headers of every answer that keep browsers from using it in ways it is not meant for.
+const FOR_BROWSERS: [(HeaderName, &str); 5] = [
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (X_FRAME_OPTIONS, "DENY"),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        "same-origin",
+    ),
+    (
+        HeaderName::from_static("cross-origin-opener-policy"),
+        "same-origin",
+    ),
+    (
+        HeaderName::from_static("permissions-policy"),
+        "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    ),
+];
 
 /// Answered whatever the service is doing.
 const ALWAYS: &[&str] = &["/healthz", "/readyz", "/version", "/openapi.json"];
@@ -38,17 +64,17 @@ const PROBLEM_PAGES: &str = "/problems/";
 pub(super) async fn front(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let id = app.next_request_id();
     request.extensions_mut().insert(id.clone());
-    request.extensions_mut().insert(Caller::local());
     let is_page = !request.uri().path().starts_with("/v1");
     let began = Instant::now();
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
+    let rule = rights::needed(&method, route.as_ref().map(MatchedPath::as_str));
     // Whatever the log tells of this request carries its id.
     let span = tracing::error_span!("request", id = id.as_str());
     let answer = async {
-        match check(&app, &request) {
+        match check(&app, &mut request, rule) {
             Ok(()) => next.run(request).await,
-            Err(fault) => fault.into_response(),
+            Err(refused) => refused.into_response(),
         }
     };
     let response = answer.instrument(span).await;
@@ -74,7 +100,23 @@ fn put_common(app: &App, id: &RequestId, headers: &mut HeaderMap) {
     }
     let epoch = app.gate().view().epoch;
     headers.insert(KVGATE_EPOCH, HeaderValue::from(epoch.0));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    for (name, value) in FOR_BROWSERS {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    let (policy, referrer) = if is_html(headers) {
+        (web::CONTENT_POLICY, "same-origin")
+    } else {
+        (NO_PAGE, "no-referrer")
+    };
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static(referrer));
+}
+
+fn is_html(headers: &HeaderMap) -> bool {
+    let kind = headers
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok());
+    kind.is_some_and(|kind| kind.starts_with("text/html"))
 }
 
 /// A fault becomes its problem here. An error that some library words by itself becomes one too.
@@ -97,13 +139,9 @@ fn rendered(response: Response, id: &RequestId) -> Response {
 
 fn is_foreign_error(response: &Response) -> bool {
     let status = response.status();
-    let kind = response.headers().get(CONTENT_TYPE);
-    let ours = kind.is_some_and(|kind| {
-        kind == PROBLEM_JSON
-            || kind
-                .to_str()
-                .is_ok_and(|kind| kind.starts_with("text/html"))
-    });
+    let headers = response.headers();
+    let is_problem = |kind: &HeaderValue| kind == PROBLEM_JSON;
+    let ours = is_html(headers) || headers.get(CONTENT_TYPE).is_some_and(is_problem);
     (status.is_client_error() || status.is_server_error()) && !ours
 }
 
@@ -147,35 +185,103 @@ pub(super) fn refusal(app: &App, head: &[u8]) -> Vec<u8> {
     answer
 }
 
-fn check(app: &App, request: &Request) -> Result<(), Fault> {
-    let host = checked_host(app, request)?;
+/// Why a request goes no further.
+enum Refused {
+    Fault(Fault),
+    /// The same for people.
+    Page(Fault),
+    /// The caller is not known. People get the form, and come back to what they asked for.
+    Unknown {
+        is_wrong: bool,
+        form_for: Option<String>,
+    },
+}
+
+impl From<Fault> for Refused {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let (is_wrong, form_for) = match self {
+            Self::Fault(fault) => return fault.into_response(),
+            Self::Page(fault) => return web::fault_page(&fault),
+            Self::Unknown { is_wrong, form_for } => (is_wrong, form_for),
+        };
+        let mut response = match form_for {
+            Some(path) => web::login_form(&path),
+            None => problem::unauthorized(is_wrong).into_response(),
+        };
+        if is_wrong {
+            // Each guess costs a connection.
+            let headers = response.headers_mut();
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+/// What a request passes before it is served. What it is known by from here on stands beside it.
+fn check(app: &App, request: &mut Request, rule: Rule) -> Result<(), Refused> {
+    let asked = checked_host(app, request)?;
     refuse_tokens_in_query(request)?;
-    refuse_cross_site(app, request, host.as_ref())?;
-    check_phase(app, request)
+    let scheme = scheme(request);
+    refuse_cross_site(app, request, scheme, asked.as_ref())?;
+    let caller = let_in(app, request, rule)?;
+    check_phase(app, request)?;
+    let behind_tls = |asked: &Asked| hosts(app).are_behind_tls(asked);
+    let over_tls = scheme == Scheme::Https || asked.as_ref().is_some_and(behind_tls);
+    let beside = request.extensions_mut();
+    beside.insert(OverTls(over_tls));
+    if let Some(caller) = caller {
+        beside.insert(caller);
+    }
+    Ok(())
+}
+
+/// How the connection was made. The accept loop says so where it is TLS.
+fn scheme(request: &Request) -> Scheme {
+    let said = request.extensions().get::<Scheme>();
+    said.copied().unwrap_or(Scheme::Http)
+}
+
+fn hosts(app: &App) -> Hosts<'_> {
+    let config = app.config();
+    Hosts {
+        bound: &config.bound,
+        allowed: &config.allowed_hosts,
+    }
 }
 
 /// DNS rebinding: a foreign page reaches a loopback port under its own name, which the Host header
 /// tells.
-fn checked_host(app: &App, request: &Request) -> Result<Option<Authority>, Fault> {
-    let mut hosts = request.headers().get_all(HOST).iter();
-    let host = hosts.next();
-    if hosts.next().is_some() {
+fn checked_host(app: &App, request: &Request) -> Result<Option<Asked>, Fault> {
+    let mut headers = request.headers().get_all(HOST).iter();
+    let header = headers.next();
+    if headers.next().is_some() {
         return Err(Fault::bad_request("The Host header stands twice."));
     }
-    let host = match host {
-        Some(host) => {
-            let text = host.to_str().unwrap_or_default();
-            let authority = text.parse::<Authority>();
-            Some(authority.map_err(|_| Fault::bad_request("The Host header cannot be read."))?)
+    let unreadable = || Fault::bad_request("The Host header cannot be read.");
+    let host = match header {
+        Some(header) => {
+            let text = header.to_str().unwrap_or_default();
+            let authority = text.parse::<Authority>().map_err(|_| unreadable())?;
+            Some(asked(&authority).ok_or_else(unreadable)?)
         }
         None if request.version() == Version::HTTP_10 => None,
         None => return Err(Fault::bad_request("The Host header is missing.")),
     };
     // An address in the request line takes the place of the header, so both must be allowed.
-    for authority in host.iter().chain(request.uri().authority()) {
-        if !is_allowed_host(app, authority) {
+    let in_line = match request.uri().authority() {
+        Some(authority) => Some(asked(authority).ok_or_else(unreadable)?),
+        None => None,
+    };
+    for asked in host.iter().chain(&in_line) {
+        if !hosts(app).are_asked(asked) {
             if FOREIGN_HOST.is_told() {
-                tracing::warn!(host = %authority, "a request under a foreign host name was refused");
+                tracing::warn!(host = %asked.host, "a request under a foreign host name was refused");
             }
             return Err(Fault::new(
                 ProblemCode::HostNotAllowed,
@@ -183,39 +289,20 @@ fn checked_host(app: &App, request: &Request) -> Result<Option<Authority>, Fault
             ));
         }
     }
-    Ok(host)
+    Ok(in_line.or(host))
 }
 
-/// Loopback names with any port, since a tunnel changes the port but never the name; the bound
-/// address and the configured names with their port or without.
-fn is_allowed_host(app: &App, authority: &Authority) -> bool {
-    if authority.as_str().contains('@') {
-        return false;
-    }
-    let host = authority.host().to_ascii_lowercase();
-    if matches!(
-        host.as_str(),
-        "localhost" | "localhost." | "127.0.0.1" | "[::1]"
-    ) {
-        return true;
-    }
-    let port = authority.port_u16();
-    let config = app.config();
-    let is_bound = config.bound.iter().any(|bound| {
-        let name = match bound {
-            std::net::SocketAddr::V4(address) => address.ip().to_string(),
-            std::net::SocketAddr::V6(address) => format!("[{}]", address.ip()),
-        };
-        host == name && port.is_none_or(|port| port == bound.port())
-    });
-    if is_bound {
-        return true;
-    }
-    config.allowed_hosts.iter().any(|allowed| {
-        allowed.parse::<Authority>().is_ok_and(|allowed| {
-            allowed.host().eq_ignore_ascii_case(&host)
-                && (allowed.port().is_none() || allowed.port_u16() == port)
-        })
+/// Name and port; `None` for something that is no port. User information makes a name that is nobody's.
+fn asked(authority: &Authority) -> Option<Asked> {
+    let text = authority.as_str();
+    let (host, rest) = match text.strip_prefix(authority.host()) {
+        Some(rest) if !text.contains('@') => (authority.host(), rest),
+        _ => (text, ""),
+    };
+    let port = rest.strip_prefix(':').filter(|port| !port.is_empty());
+    Some(Asked {
+        host: host.to_ascii_lowercase(),
+        port: port.map(str::parse).transpose().ok()?,
     })
 }
 
@@ -232,8 +319,13 @@ fn refuse_tokens_in_query(request: &Request) -> Result<(), Fault> {
     Ok(())
 }
 
-/// X-site writes: a browser sends them with an Origin, or says that they come from elsewhere.
-fn refuse_cross_site(app: &App, request: &Request, host: Option<&Authority>) -> Result<(), Fault> {
+/// Cross-site writes: a browser sends them with an Origin, or says that they come from elsewhere.
+fn refuse_cross_site(
+    app: &App,
+    request: &Request,
+    scheme: Scheme,
+    asked: Option<&Asked>,
+) -> Result<(), Fault> {
     if matches!(*request.method(), Method::GET | Method::HEAD) {
         return Ok(());
     }
@@ -241,7 +333,7 @@ fn refuse_cross_site(app: &App, request: &Request, host: Option<&Authority>) -> 
     let origins = headers.get_all(ORIGIN).iter();
     let same_origin = origins
         .map(|origin| origin.to_str().unwrap_or_default())
-        .all(|origin| is_own_origin(app, origin, host));
+        .all(|origin| hosts(app).own_origin(origin, scheme, asked));
     let same_site = headers
         .get_all(SEC_FETCH_SITE)
         .iter()
@@ -261,21 +353,116 @@ fn refuse_cross_site(app: &App, request: &Request, host: Option<&Authority>) -> 
     ))
 }
 
-/// The origin of this very address, or that of another allowed name at the bound port.
-fn is_own_origin(app: &App, origin: &str, host: Option<&Authority>) -> bool {
-    let Some(origin) = origin
-        .strip_prefix("http://")
-        .and_then(|origin| origin.parse::<Authority>().ok())
-    else {
-        return false;
-    };
-    let port = |authority: &Authority| authority.port_u16().unwrap_or(80);
-    let same = |host: &Authority| {
-        host.host().eq_ignore_ascii_case(origin.host()) && port(host) == port(&origin)
-    };
-    let at_bound_port = |bound: &std::net::SocketAddr| port(&origin) == bound.port();
-    host.is_some_and(same)
-        || is_allowed_host(app, &origin) && app.config().bound.iter().any(at_bound_port)
+/// Who asks, by what a request carries.
+enum Asker {
+    Nobody,
+    WrongToken,
+    Known(Caller),
+}
+
+/// Who asks, when they may. Where nobody has to be known, whoever is known is still told to the handler.
+fn let_in(app: &App, request: &Request, rule: Rule) -> Result<Option<Caller>, Refused> {
+    let config = app.config();
+    if config.access.is_open() {
+        return Ok(Some(Caller::local()));
+    }
+    let asker = asker(app, request.headers());
+    let is_open_metrics = route(request) == Some(rights::METRICS) && !config.metrics_auth;
+    let needed = rule.right.filter(|_| !is_open_metrics);
+    match (needed, asker) {
+        (None, Asker::Known(caller)) => Ok(Some(caller)),
+        (None, Asker::Nobody | Asker::WrongToken) => Ok(None),
+        (Some(needed), Asker::Known(caller)) if caller.may(needed) => Ok(Some(caller)),
+        (Some(needed), Asker::Known(caller)) => {
+            if NO_RIGHT.is_told() {
+                let (name, route) = (&*caller.name, route(request).unwrap_or(UNMATCHED));
+                tracing::warn!(name, route, "a call without the right to it was refused");
+            }
+            let fault = forbidden(&caller, needed);
+            Err(if rule.is_page {
+                Refused::Page(fault)
+            } else {
+                Refused::Fault(fault)
+            })
+        }
+        (Some(_), asker) => {
+            let is_wrong = matches!(asker, Asker::WrongToken);
+            if is_wrong && WRONG_TOKEN.is_told() {
+                let route = route(request).unwrap_or(UNMATCHED);
+                tracing::warn!(route, "a wrong token was refused");
+            }
+            Err(Refused::Unknown {
+                is_wrong,
+                form_for: rule.is_page.then(|| asked_for(request)),
+            })
+        }
+    }
+}
+
+fn route(request: &Request) -> Option<&str> {
+    let route = request.extensions().get::<MatchedPath>();
+    route.map(MatchedPath::as_str)
+}
+
+/// Where a log-in leads back to.
+fn asked_for(request: &Request) -> String {
+    let path = request.uri().path_and_query();
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    path.filter(|_| is_read)
+        .map_or_else(|| "/".to_owned(), ToString::to_string)
+}
+
+fn forbidden(caller: &Caller, needed: Right) -> Fault {
+    Fault::new(
+        ProblemCode::Forbidden,
+        format!(
+            "The token has the scope `{}`, and this call needs `{}`.",
+            caller.right.word(),
+            needed.word()
+        ),
+    )
+}
+
+/// A token in the header goes before a log-in: who sends a wrong one is not let in by a cookie.
+fn asker(app: &App, headers: &HeaderMap) -> Asker {
+    let access = &app.config().access;
+    match bearer(headers) {
+        Bearer::Token(token) => access
+            .with_token(token)
+            .map_or(Asker::WrongToken, Asker::Known),
+        Bearer::Unreadable => Asker::WrongToken,
+        Bearer::None => {
+            let cookies = headers.get_all(COOKIE).iter();
+            let now = Instant::now();
+            access::login_ids(cookies.filter_map(|cookie| cookie.to_str().ok()))
+                .find_map(|id| access.with_login(&id, now))
+                .map_or(Asker::Nobody, Asker::Known)
+        }
+    }
+}
+
+enum Bearer<'a> {
+    None,
+    Unreadable,
+    Token(&'a str),
+}
+
+/// The token of `Authorization: Bearer`. Other schemes are for others: a proxy with a password of its own sends its on.
+fn bearer(headers: &HeaderMap) -> Bearer<'_> {
+    let mut tokens = headers.get_all(AUTHORIZATION).iter().filter_map(|value| {
+        let bytes = value.as_bytes();
+        let (scheme, token) = bytes.split_at_checked("bearer".len())?;
+        let ends = token.first().is_none_or(|byte| *byte == b' ');
+        (scheme.eq_ignore_ascii_case(b"bearer") && ends).then_some(token)
+    });
+    match (tokens.next(), tokens.next()) {
+        (None, _) => Bearer::None,
+        (Some(token), None) => match std::str::from_utf8(token.trim_ascii()) {
+            Ok(token) if !token.is_empty() => Bearer::Token(token),
+            _ => Bearer::Unreadable,
+        },
+        (Some(_), Some(_)) => Bearer::Unreadable,
+    }
 }
 
 /// DUR3, and the orderly stop: reads are answered until its end.

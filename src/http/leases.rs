@@ -1,22 +1,26 @@
-//! Leases: acquire, release, renew, read.
+//! Leases: acquire, release, renew, revoke, read.
 
 use std::time::Instant;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use kvgate_api::{
     AcquireAnswer, AcquireRequest, Lease, Problem, ReleaseRequest, ReleaseResult, RenewRequest,
+    RevokeOutcome, RevokeResult,
 };
 use kvgate_core::effect::{LeaseGone, Outcome};
 use kvgate_core::ids::LeaseId;
 
 use super::answer::{held_open, json, with_receipts, with_seq};
 use super::app::App;
+use super::audit::named;
 use super::convert::{self, CallFacts};
-use super::extract::{JsonBody, LeasePath, NoQuery, OptionalJson};
+use super::extract::{JsonBody, LeasePath, NoFields, NoQuery, OptionalJson};
 use super::problem::Fault;
 use super::read;
+use crate::access::Caller;
 use crate::gate::GateError;
 
 /// Ask for a lease, and wait for the decision for at most `wait_s`.
@@ -157,6 +161,34 @@ pub(super) async fn renew(
         .renew(known(lease)?, asked.map(|(ttl, _)| ttl))
         .await?;
     let body = convert::lease(&answered.value?, clamped, &app.shown());
+    Ok(with_seq(json(StatusCode::OK, &body), answered.seq))
+}
+
+/// Take a lease away from its holder, as an operator.
+#[utoipa::path(
+    post,
+    path = "/v1/leases/{lease_id}/revoke",
+    tag = "operation",
+    operation_id = "revoke_lease",
+    params(LeasePath),
+    responses(
+        (status = 200, description = "Revoked; its tokens are free", body = RevokeResult),
+        (status = 404, description = "`lease_not_found`", body = Problem),
+        (status = 410, description = "`lease_expired` or `lease_released`", body = Problem),
+    )
+)]
+pub(super) async fn revoke(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    LeasePath(lease): LeasePath,
+    _: NoQuery,
+    _: OptionalJson<NoFields>,
+) -> Result<Response, Fault> {
+    let answered = app.gate().revoke(named(&caller)?, known(lease)?).await?;
+    answered.value?;
+    let body = RevokeResult {
+        outcome: RevokeOutcome::Revoked,
+    };
     Ok(with_seq(json(StatusCode::OK, &body), answered.seq))
 }
 

@@ -1,7 +1,8 @@
 //! Lists of leases, of the queue, of sessions, of closes and of epochs.
 //!
 //! The gate hands out slices of a bounded number of rows; filters and pages are done here, with a
-//! rest for other calls between two slices.
+//! rest for other calls between two slices. A page without a filter is one slice, and its total is
+//! that of the view.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -13,6 +14,7 @@ use kvgate_core::decision::Scope;
 use kvgate_core::effect::{LeaseView, Page, SessionView, WaiterView};
 use kvgate_core::ids::{CloseNo, Issue, RowNo, SessionId, SessionNo};
 use kvgate_core::ticket::Terms;
+use kvgate_core::view::View;
 use serde::Serialize;
 use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
@@ -186,28 +188,35 @@ pub(super) trait Row: Sized + Send {
     type Item: Serialize + Send;
     const ORDER: Order;
 
-    /// From a key on.
-    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send;
+    /// At most so many from a key on.
+    fn slice(
+        gate: &Gate,
+        from: u64,
+        rows: usize,
+    ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send;
+    /// How many there are, where the view tells.
+    fn total(_: &View) -> Option<u64> {
+        None
+    }
     fn key(&self) -> u64;
     fn item(&self, shown: &Shown) -> Self::Item;
-}
-
-pub(super) const fn slice<K>(from: K) -> Slice<K>
-where
-    K: Copy,
-{
-    Slice {
-        from,
-        rows: SLICE_MAX,
-    }
 }
 
 impl Row for LeaseView {
     type Item = Lease;
     const ORDER: Order = Order::OldestFirst;
 
-    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
-        gate.list_leases(slice(Issue(from)))
+    fn slice(
+        gate: &Gate,
+        from: u64,
+        rows: usize,
+    ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        let from = Issue(from);
+        gate.list_leases(Slice { from, rows })
+    }
+
+    fn total(view: &View) -> Option<u64> {
+        Some(view.leases)
     }
 
     fn key(&self) -> u64 {
@@ -223,8 +232,17 @@ impl Row for WaiterView {
     type Item = Waiter;
     const ORDER: Order = Order::OldestFirst;
 
-    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
-        gate.list_queue(slice(RowNo(from)))
+    fn slice(
+        gate: &Gate,
+        from: u64,
+        rows: usize,
+    ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        let from = RowNo(from);
+        gate.list_queue(Slice { from, rows })
+    }
+
+    fn total(view: &View) -> Option<u64> {
+        Some(view.waiting)
     }
 
     fn key(&self) -> u64 {
@@ -240,8 +258,17 @@ impl Row for SessionView {
     type Item = Session;
     const ORDER: Order = Order::OldestFirst;
 
-    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
-        gate.list_sessions(slice(SessionNo(from)))
+    fn slice(
+        gate: &Gate,
+        from: u64,
+        rows: usize,
+    ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        let from = SessionNo(from);
+        gate.list_sessions(Slice { from, rows })
+    }
+
+    fn total(view: &View) -> Option<u64> {
+        Some(view.sessions)
     }
 
     fn key(&self) -> u64 {
@@ -257,8 +284,17 @@ impl Row for CloseIntent {
     type Item = Close;
     const ORDER: Order = Order::NewestFirst;
 
-    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
-        gate.list_closes(slice(CloseNo(from)))
+    fn slice(
+        gate: &Gate,
+        from: u64,
+        rows: usize,
+    ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        let from = CloseNo(from);
+        gate.list_closes(Slice { from, rows })
+    }
+
+    fn total(view: &View) -> Option<u64> {
+        Some(view.closes)
     }
 
     fn key(&self) -> u64 {
@@ -268,6 +304,26 @@ impl Row for CloseIntent {
     fn item(&self, shown: &Shown) -> Close {
         convert::close(self, shown)
     }
+}
+
+/// A page of all rows.
+async fn list_all<R: Row>(app: &App, page: Paging) -> Result<Listing<R::Item>, Fault> {
+    if R::total(&app.gate().view()).is_none() {
+        return list::<R>(app, page, |_| true).await;
+    }
+    let from = page.from.unwrap_or(R::ORDER.first());
+    let read = R::slice(app.gate(), from, page.limit).await?;
+    let shown = app.shown();
+    let behind = |last: &R| R::ORDER.behind(last.key());
+    let next = read.items.last().filter(|_| read.more).and_then(behind);
+    let items: Vec<R::Item> = read.items.iter().map(|row| row.item(&shown)).collect();
+    // The view may be one turn behind the rows.
+    let seen = u64::try_from(items.len()).unwrap_or(u64::MAX);
+    Ok(Listing {
+        items,
+        next: next.map(cursor),
+        total: R::total(&shown.view).unwrap_or(0).max(seen),
+    })
 }
 
 /// Looks at all rows, since the answer says how many match.
@@ -280,7 +336,7 @@ pub(super) async fn list<R: Row>(
     let shown = app.shown();
     let mut from = Some(R::ORDER.first());
     while let Some(first) = from.take() {
-        let read = R::slice(app.gate(), first).await?;
+        let read = R::slice(app.gate(), first, SLICE_MAX).await?;
         for row in read.items.iter().filter(|row| takes(row)) {
             gathered.add(row.key(), || row.item(&shown));
         }
@@ -320,6 +376,14 @@ impl Filter {
         let page = Paging::read(&mut query)?;
         query.done()?;
         Ok((filter, page))
+    }
+
+    /// Nothing is left out.
+    const fn is_none(&self) -> bool {
+        self.session.is_none()
+            && self.scope.is_none()
+            && self.client.is_none()
+            && self.part.is_none()
     }
 
     fn takes(&self, session: &str, terms: &Terms, texts: &[&str]) -> bool {
@@ -374,6 +438,15 @@ fn session_has(view: &SessionView, part: &str) -> bool {
             .any(|close| close.id.to_text().contains(part))
 }
 
+fn flag(query: &mut Query, name: &str) -> Result<Option<bool>, Fault> {
+    match query.take(name).as_deref() {
+        None => Ok(None),
+        Some("true") => Ok(Some(true)),
+        Some("false") => Ok(Some(false)),
+        Some(_) => Err(Fault::field(format!("?{name}"), "must be true or false")),
+    }
+}
+
 fn close_state(query: &mut Query) -> Result<Option<CloseState>, Fault> {
     match query.take("state").as_deref() {
         None => Ok(None),
@@ -414,6 +487,9 @@ pub(super) async fn leases(State(app): State<App>, query: Query) -> Result<Respo
 /// The page of leases that the query names.
 pub async fn read_leases(app: &App, query: Query) -> Result<Listing<Lease>, Fault> {
     let (filter, page) = Filter::read(query)?;
+    if filter.is_none() {
+        return list_all::<LeaseView>(app, page).await;
+    }
     list::<LeaseView>(app, page, |view| takes_lease(&filter, view)).await
 }
 
@@ -442,6 +518,9 @@ pub(super) async fn queue(State(app): State<App>, query: Query) -> Result<Respon
 /// The page of the queue that the query names.
 pub async fn read_queue(app: &App, query: Query) -> Result<Listing<Waiter>, Fault> {
     let (filter, page) = Filter::read(query)?;
+    if filter.is_none() {
+        return list_all::<WaiterView>(app, page).await;
+    }
     list::<WaiterView>(app, page, |view| takes_waiter(&filter, view)).await
 }
 
@@ -471,6 +550,9 @@ pub async fn read_sessions(app: &App, mut query: Query) -> Result<Listing<Sessio
     let part = query.take("q");
     let page = Paging::read(&mut query)?;
     query.done()?;
+    if session.is_none() && part.is_none() {
+        return list_all::<SessionView>(app, page).await;
+    }
     let takes = |view: &SessionView| part.as_deref().is_none_or(|part| session_has(view, part));
     let Some(session) = session else {
         return list::<SessionView>(app, page, takes).await;
@@ -495,6 +577,7 @@ pub async fn read_sessions(app: &App, mut query: Query) -> Result<Listing<Sessio
     tag = "lists",
     params(
         ("state" = Option<CloseState>, Query, description = "`joining`, `delivering` or `done`"),
+        ("failed" = Option<bool>, Query, description = "Those that failed, or those that did not"),
         ("session_id" = Option<String>, Query, description = "Closes of this session"),
         ("q" = Option<String>, Query, description = "A part of session or close id"),
         Paging,
@@ -512,13 +595,18 @@ pub(super) async fn closes(State(app): State<App>, query: Query) -> Result<Respo
 /// The page of closes that the query names.
 pub async fn read_closes(app: &App, mut query: Query) -> Result<Listing<Close>, Fault> {
     let state = close_state(&mut query)?;
+    let failed = flag(&mut query, "failed")?;
     let session = query.take("session_id");
     let part = query.take("q");
     let page = Paging::read(&mut query)?;
     query.done()?;
+    if state.is_none() && failed.is_none() && session.is_none() && part.is_none() {
+        return list_all::<CloseIntent>(app, page).await;
+    }
     list::<CloseIntent>(app, page, |close| {
         let name = close.session.as_str();
-        state.is_none_or(|state| state == convert::close_state(close))
+        failed.is_none_or(|failed| failed == close.has_failed())
+            && state.is_none_or(|state| state == convert::close_state(close))
             && session.as_deref().is_none_or(|session| session == name)
             && part
                 .as_deref()

@@ -6,6 +6,7 @@
 
 mod answer;
 mod app;
+mod audit;
 mod backup;
 mod batch;
 mod convert;
@@ -22,8 +23,10 @@ mod openapi;
 mod problem;
 pub mod read;
 mod report;
+mod rights;
 mod server;
 mod sessions;
+mod settings;
 mod status;
 mod tickets;
 
@@ -33,10 +36,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
-pub use extract::Query;
+pub use extract::{Fields, Form, Query};
 pub use health::STUCK_AFTER;
 pub use openapi::openapi;
-pub use problem::Fault;
+pub use problem::{BEARER, Fault};
 pub use server::{Limits, Listener, serve};
 
 /// The API, and `pages` of other rooms beside it, behind the same front.
@@ -56,6 +59,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(leases::read, leases::delete))
         .routes(routes!(leases::release))
         .routes(routes!(leases::renew))
+        .routes(routes!(leases::revoke))
         .routes(routes!(lists::queue))
         .routes(routes!(tickets::read, tickets::cancel))
         .routes(routes!(tickets::wait))
@@ -73,6 +77,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(report::current))
         .routes(routes!(report::decisions))
         .routes(routes!(history::history))
+        .routes(routes!(settings::read, settings::change))
+        .routes(routes!(audit::list))
         .routes(routes!(backup::backup))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))

@@ -2,16 +2,23 @@
 
 use std::sync::OnceLock;
 
-use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Method};
 use axum::response::{IntoResponse, Response};
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
     ContentBuilder, Header, InfoBuilder, LicenseBuilder, OpenApi, Ref, RefOr, Response as Answer,
     ResponseBuilder,
 };
+
+use super::rights;
+use crate::access::Right;
+
+/// Name of the way to be known.
+const TOKEN: &str = "token";
 
 const DESCRIPTION: &str = "A durable admission gate in front of SGLang fleets: leases on KV tokens, one FIFO queue, and \
                            closes of sessions that reach every engine. Every error is a problem (RFC 9457), every 503 carries Retry-After, and a caller that gets \
@@ -54,25 +61,48 @@ fn completed(mut document: OpenApi) -> OpenApi {
                 .build(),
         ))
         .build();
+    let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    document
+        .components
+        .get_or_insert_default()
+        .add_security_scheme(TOKEN, scheme);
     for (path, item) in &mut document.paths.paths {
         let versioned = path.starts_with("/v1/");
-        for operation in operations(item) {
+        for (method, operation) in operations(item) {
+            if let Some(right) = rights::needed(&method, Some(path)).right {
+                ask_for(operation, right);
+            }
             complete(operation, versioned);
         }
     }
     document
 }
 
-fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {
     [
-        &mut item.get,
-        &mut item.post,
-        &mut item.put,
-        &mut item.delete,
-        &mut item.patch,
+        (Method::GET, &mut item.get),
+        (Method::POST, &mut item.post),
+        (Method::PUT, &mut item.put),
+        (Method::DELETE, &mut item.delete),
+        (Method::PATCH, &mut item.patch),
     ]
     .into_iter()
-    .filter_map(Option::as_mut)
+    .filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+/// A token, or none where the service asks for none.
+fn ask_for(operation: &mut Operation, right: Right) {
+    let token = SecurityRequirement::new(TOKEN, [] as [&str; 0]);
+    operation.security = Some(vec![token, SecurityRequirement::default()]);
+    let forbidden = format!(
+        "`forbidden`: needs a token with the scope `{}`",
+        right.word()
+    );
+    let responses = &mut operation.responses.responses;
+    for (status, description) in [("401", "`unauthorized`".to_owned()), ("403", forbidden)] {
+        let response = ResponseBuilder::new().description(description).build();
+        responses.insert(status.to_owned(), RefOr::T(response));
+    }
 }
 
 fn complete(operation: &mut Operation, versioned: bool) {
@@ -136,6 +166,9 @@ fn add_headers(response: &mut Answer, status: &str) {
                 "Number of the committed change; only when the call changed state",
             ),
         );
+    }
+    if status == "401" {
+        headers.insert("WWW-Authenticate".to_owned(), text("`Bearer`"));
     }
     if status == "503" {
         headers.insert(

@@ -4,7 +4,7 @@
 //! there the request's id is known (`instance`).
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use kvgate_api::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
@@ -13,6 +13,9 @@ use kvgate_core::ids::IdError;
 
 use super::app::RequestId;
 use crate::gate::GateError;
+
+/// How a caller makes itself known.
+pub const BEARER: &str = "Bearer";
 
 /// Why a request is not served.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -140,6 +143,9 @@ impl Fault {
         if let Some(seconds) = self.retry_after() {
             headers.insert(RETRY_AFTER, HeaderValue::from_static(seconds));
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(BEARER));
+        }
         response
     }
 }
@@ -242,6 +248,18 @@ pub(super) fn draining() -> Fault {
     )
 }
 
+/// Nobody is known by what was sent, or nothing was.
+pub(super) fn unauthorized(is_wrong: bool) -> Fault {
+    Fault::new(
+        ProblemCode::Unauthorized,
+        if is_wrong {
+            "The token in `Authorization: Bearer` is not known."
+        } else {
+            "This call needs a token, in the header `Authorization: Bearer`."
+        },
+    )
+}
+
 /// Nothing is served at this address.
 pub(super) fn not_found() -> Fault {
     Fault::new(ProblemCode::NotFound, "Nothing is served at this address.")
@@ -324,7 +342,7 @@ pub const fn advice(code: ProblemCode) -> &'static str {
              fields and parameters are refused, so that a typo is never silently ignored."
         }
         ProblemCode::Unauthorized => {
-            "Send \"Authorization: Bearer\" with a token that the service knows."
+            "Send \"Authorization: Bearer\" with a token that stands in the service's token file. Browsers log in at /login."
         }
         ProblemCode::Forbidden => {
             "Use a token with the right for this call. From a browser, write only from the service's own pages."

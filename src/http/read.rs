@@ -7,12 +7,20 @@ use super::app::App;
 use super::convert;
 use super::problem::Fault;
 
+pub use super::audit::{named as who, read_audit_slice as audit_slice};
+pub use super::convert::{bypass_word, wait_word};
 pub use super::history::read_history as history;
 pub use super::lists::{
     read_closes as closes, read_epochs as epochs, read_leases as leases, read_queue as queue,
     read_sessions as sessions,
 };
-pub use super::report::{read_decisions as decisions, read_steps as steps};
+pub use super::report::{
+    read_current_step as current_step, read_decisions as decisions, read_step_slice as step_slice,
+    read_steps as steps,
+};
+pub use super::settings::{
+    change_of as settings_change, refused as settings_refused, shown as settings_shown,
+};
 pub use super::status::{engines_of as engines, state_of as state};
 
 /// What an acquire of the ticket would be answered.

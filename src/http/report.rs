@@ -6,10 +6,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use kvgate_api::{Decision, DecisionAction, Decisions, Listing, Problem, StepReport, StepRequest};
+use kvgate_core::command::Slice;
 use kvgate_core::decision::{BypassReason, Scope, WaitReason};
-use kvgate_core::decisions::{Decided, DecisionEntry, Moment};
+use kvgate_core::decisions::{Decided, DecisionEntry, DecisionsPlace, DecisionsWanted, Moment};
 use kvgate_core::effect::Page;
-use kvgate_core::ids::{RunId, StepNo};
+use kvgate_core::ids::{RunId, SessionId, StepNo, TicketId};
 use kvgate_core::report;
 use kvgate_core::tally::{CancelledHow, LeaseEnd};
 use kvgate_core::units::{TOKENS_MAX, Tokens};
@@ -85,8 +86,13 @@ impl Row for report::StepReport {
     type Item = StepReport;
     const ORDER: Order = Order::NewestFirst;
 
-    fn slice(gate: &Gate, from: u64) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
-        gate.list_steps(lists::slice(StepNo(from)))
+    fn slice(
+        gate: &Gate,
+        from: u64,
+        rows: usize,
+    ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
+        let from = StepNo(from);
+        gate.list_steps(Slice { from, rows })
     }
 
     /// Every report that is kept has a number.
@@ -114,19 +120,48 @@ impl Row for report::StepReport {
 pub(super) async fn current(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
     let run = query.take("run").unwrap_or_default();
     query.done()?;
-    let run = RunId::new(&run).map_err(|rule| Fault::field("?run", rule.to_string()))?;
-    let report = app.gate().peek_step(run).await?;
-    Ok(json(StatusCode::OK, &step_report(&report)))
+    let report = read_current_step(&app, &run).await?;
+    Ok(json(StatusCode::OK, &report))
 }
 
-/// The last decisions, oldest first, each with the figures that it was made from.
+/// The window of a run as it stands.
+pub async fn read_current_step(app: &App, run: &str) -> Result<StepReport, Fault> {
+    let run = RunId::new(run).map_err(|rule| Fault::field("?run", rule.to_string()))?;
+    let report = app.gate().peek_step(run).await?;
+    Ok(step_report(&report))
+}
+
+/// A slice of the step reports with their numbers, newest first: `from` is the highest number looked
+/// at. And whether there are more.
+pub async fn read_step_slice(
+    app: &App,
+    from: u64,
+    rows: usize,
+) -> Result<(Vec<(u64, StepReport)>, bool), Fault> {
+    let slice = Slice {
+        from: StepNo(from),
+        rows,
+    };
+    let page = app.gate().list_steps(slice).await?;
+    let items = page.items.iter();
+    let items = items.map(|report| (report.key(), step_report(report)));
+    Ok((items.collect(), page.more))
+}
+
+/// The last decisions and ends of leases, oldest first, each with the figures of its moment.
 #[utoipa::path(
     get,
     path = "/v1/decisions",
     tag = "reports",
     params(
-        ("after" = Option<u64>, Query, description = "Decisions after this number; the last ones when absent"),
+        ("after" = Option<u64>, Query, description = "The first ones after this number; the last ones when absent"),
+        ("before" = Option<u64>, Query, description = "The last ones before this number; not together with `after`"),
         ("limit" = Option<u32>, Query, description = "Decisions at most: 1 to 1000, 100 when absent"),
+        ("action" = Option<DecisionAction>, Query, description = "`admit`, `wait`, `bypass`, `cancelled` or `ended`"),
+        ("reason" = Option<String>, Query, description = "A word that stands in `reason`"),
+        ("ticket_id" = Option<String>, Query, description = "About this ticket"),
+        ("session_id" = Option<String>, Query, description = "Of this session"),
+        ("q" = Option<String>, Query, description = "A part of ticket, session or client"),
     ),
     responses(
         (status = 200, description = "Decisions; 20,000 are remembered, in memory only", body = Decisions),
@@ -139,17 +174,16 @@ pub(super) async fn decisions(State(app): State<App>, query: Query) -> Result<Re
 }
 
 /// The decisions that the query names.
-pub async fn read_decisions(app: &App, mut query: Query) -> Result<Decisions, Fault> {
-    let after = match query.take("after") {
-        None => None,
-        Some(text) => Some(
-            text.parse::<u64>()
-                .map_err(|_| Fault::field("?after", "must be the number of a decision"))?,
-        ),
+pub async fn read_decisions(app: &App, query: Query) -> Result<Decisions, Fault> {
+    let has_place = query.get("after").or(query.get("before")).is_some();
+    let Some((wanted, after)) = decisions_wanted(query)? else {
+        return Ok(Decisions {
+            items: Vec::new(),
+            next: 0,
+            more: false,
+        });
     };
-    let most = limit(&mut query)?.unwrap_or(LIMIT_DEFAULT);
-    query.done()?;
-    let page = app.gate().decisions(after, most).await?;
+    let page = app.gate().decisions(wanted).await?;
     let shown = app.shown();
     let last = page.items.last().map(|entry| entry.number);
     Ok(Decisions {
@@ -159,8 +193,101 @@ pub async fn read_decisions(app: &App, mut query: Query) -> Result<Decisions, Fa
             .iter()
             .map(|entry| decision(entry, &shown))
             .collect(),
-        more: page.more,
+        // A reader that goes on from the last ones goes forward.
+        more: page.more && has_place,
     })
+}
+
+/// What the query asks for, and its `after`; `None` for an id that no ticket or session can have.
+fn decisions_wanted(mut query: Query) -> Result<Option<(DecisionsWanted, Option<u64>)>, Fault> {
+    let mut number = |name: &str| match query.take(name) {
+        None => Ok(None),
+        Some(text) => text
+            .parse::<u64>()
+            .map(Some)
+            .map_err(|_| Fault::field(format!("?{name}"), "must be the number of a decision")),
+    };
+    let after = number("after")?;
+    let before = number("before")?;
+    let place = match (after, before) {
+        (Some(_), Some(_)) => {
+            return Err(Fault::field("?before", "cannot stand beside `after`"));
+        }
+        (Some(after), None) => DecisionsPlace::After(after),
+        (None, before) => DecisionsPlace::Before(before.unwrap_or(u64::MAX)),
+    };
+    let most = limit(&mut query)?.unwrap_or(LIMIT_DEFAULT);
+    let decided = decided_wanted(&mut query)?;
+    let (ticket, session) = (query.take("ticket_id"), query.take("session_id"));
+    let part = query.take("q");
+    query.done()?;
+    let ticket = ticket.map(|id| TicketId::new(&id)).transpose();
+    let session = session.map(|id| SessionId::new(&id)).transpose();
+    let (Ok(ticket), Ok(session)) = (ticket, session) else {
+        return Ok(None);
+    };
+    let wanted = DecisionsWanted {
+        place,
+        most,
+        decided,
+        ticket,
+        session,
+        part,
+    };
+    Ok(Some((wanted, after)))
+}
+
+/// What decisions come to that a reader may choose; nothing when all are wanted.
+fn decided_wanted(query: &mut Query) -> Result<Vec<Decided>, Fault> {
+    let (action, reason) = (query.take("action"), query.take("reason"));
+    if action.is_none() && reason.is_none() {
+        return Ok(Vec::new());
+    }
+    let all: Vec<Decided> = std::iter::once(Decided::Admit)
+        .chain(WaitReason::ALL.map(Decided::Wait))
+        .chain(BypassReason::ALL.map(Decided::Bypass))
+        .chain(CancelledHow::ALL.map(Decided::Cancelled))
+        .chain(LeaseEnd::ALL.map(Decided::Ended))
+        .collect();
+    let of_action = |decided: &Decided| {
+        let is = |action: &str| action == action_word(words_of(*decided).0);
+        action.as_deref().is_none_or(is)
+    };
+    let mut chosen: Vec<Decided> = all.into_iter().filter(of_action).collect();
+    if chosen.is_empty() {
+        return Err(Fault::field(
+            "?action",
+            "must be admit, wait, bypass, cancelled or ended",
+        ));
+    }
+    if let Some(reason) = reason {
+        chosen.retain(|decided| words_of(*decided).1 == reason);
+        if chosen.is_empty() {
+            return Err(Fault::field("?reason", "must be a reason of the action"));
+        }
+    }
+    Ok(chosen)
+}
+
+const fn action_word(action: DecisionAction) -> &'static str {
+    match action {
+        DecisionAction::Admit => "admit",
+        DecisionAction::Wait => "wait",
+        DecisionAction::Bypass => "bypass",
+        DecisionAction::Cancelled => "cancelled",
+        DecisionAction::Ended => "ended",
+    }
+}
+
+/// Action and reason.
+const fn words_of(decided: Decided) -> (DecisionAction, &'static str) {
+    match decided {
+        Decided::Admit => (DecisionAction::Admit, "capacity_available"),
+        Decided::Wait(reason) => (DecisionAction::Wait, convert::wait_word(reason)),
+        Decided::Bypass(reason) => (DecisionAction::Bypass, convert::bypass_word(reason)),
+        Decided::Cancelled(how) => (DecisionAction::Cancelled, convert::cancelled_word(how)),
+        Decided::Ended(how) => (DecisionAction::Ended, convert::lease_end_word(how)),
+    }
 }
 
 /// Its times are those of kvgate's own line as they were stored: a report that is asked for again is
@@ -276,12 +403,7 @@ fn metrics(report: &report::StepReport) -> BTreeMap<String, f64> {
 
 fn decision(entry: &DecisionEntry, shown: &Shown) -> Decision {
     let moment = &entry.moment;
-    let (action, reason) = match entry.decided {
-        Decided::Admit => (DecisionAction::Admit, "capacity_available"),
-        Decided::Wait(reason) => (DecisionAction::Wait, convert::wait_word(reason)),
-        Decided::Bypass(reason) => (DecisionAction::Bypass, convert::bypass_word(reason)),
-        Decided::Cancelled(how) => (DecisionAction::Cancelled, convert::cancelled_word(how)),
-    };
+    let (action, reason) = words_of(entry.decided);
     Decision {
         number: entry.number,
         at: convert::time(entry.at, shown),
@@ -299,6 +421,7 @@ fn decision(entry: &DecisionEntry, shown: &Shown) -> Decision {
         reason: reason.to_owned(),
         reservation_tokens: entry.reservation.get(),
         waited_s: convert::seconds(entry.waited),
+        held_s: entry.held.map(convert::seconds),
         epoch: moment.epoch.0,
         reserved: moment.reserved.get(),
         ceiling: moment.ceiling.get(),
@@ -385,6 +508,20 @@ fn explanation(entry: &DecisionEntry) -> String {
         }
         Decided::Cancelled(CancelledHow::TakenBack) => {
             "Its grant ended before it was claimed.".to_owned()
+        }
+        Decided::Ended(how) => {
+            let held = entry.held.map_or(0.0, convert::seconds);
+            let how = match how {
+                LeaseEnd::Released => "Given back",
+                LeaseEnd::Expired => "Reclaimed at its end",
+                LeaseEnd::Revoked => "Revoked by an operator",
+                LeaseEnd::Cancelled => "Its ticket was cancelled",
+            };
+            let left = short(*reserved, entry.reservation);
+            format!(
+                "{how} after {held:.1} s; {left} of {} stay reserved.",
+                ceiling.get()
+            )
         }
     }
 }

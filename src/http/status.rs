@@ -13,10 +13,10 @@ use kvgate_core::units::Tokens;
 use kvgate_core::view;
 
 use super::answer::json;
-use super::app::{App, FleetDetails, ShellNotice, Shown};
+use super::app::{App, FleetDetails, Shown};
 use super::convert::{ratio, seconds, time};
 use super::extract::NoQuery;
-use crate::gate::{Gate, Phase, StoreTrouble};
+use crate::gate::{Gate, Phase};
 use crate::words;
 
 /// The whole picture in one answer of a fixed size.
@@ -71,7 +71,7 @@ pub fn state_of(app: &App) -> State {
             session_lifecycle: view.policy.session_lifecycle,
             paused: view.policy.paused,
         },
-        notices: notices(&shown, app.gate().store_trouble(), &app.shell_notices()),
+        notices: notices(app, &shown),
         store: store(app.gate()),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started_at: time(app.started_at(shown.now), &shown),
@@ -100,7 +100,9 @@ fn utilization(reserved: Tokens, ceiling: Tokens) -> Option<f64> {
     (ceiling != Tokens::ZERO).then(|| reserved.get() as f64 / ceiling.get() as f64)
 }
 
-fn notices(shown: &Shown, store: StoreTrouble, shell: &[ShellNotice]) -> Vec<Notice> {
+fn notices(app: &App, shown: &Shown) -> Vec<Notice> {
+    let store = app.gate().store_trouble();
+    let shell = app.shell_notices();
     let core = shown.view.notices.iter().map(|notice| match notice {
         view::Notice::LargerThanAnyPool {
             since,
@@ -178,16 +180,41 @@ fn notices(shown: &Shown, store: StoreTrouble, shell: &[ShellNotice]) -> Vec<Not
             .to_owned(),
         since: time(since, shown),
     });
-    let shell = shell.iter().map(|notice| Notice {
-        code: notice.code.clone(),
+    let shell = shell.into_iter().map(|notice| Notice {
+        code: notice.code,
         severity: notice.severity,
-        text: notice.text.clone(),
+        text: notice.text,
         since: time(notice.since, shown),
     });
     core.chain(unavailable)
         .chain(low_space)
+        .chain(hidden(app, shown))
         .chain(shell)
         .collect()
+}
+
+/// What somebody configured and is not in force, since it was set otherwise at run time.
+fn hidden(app: &App, shown: &Shown) -> Option<Notice> {
+    let settings = &shown.view.settings;
+    let hidden = app.config().origins.hidden(settings);
+    if hidden.is_empty() {
+        return None;
+    }
+    let named: Vec<String> = hidden
+        .iter()
+        .map(|(hidden, origin)| words::hidden_setting(hidden, *origin))
+        .collect();
+    let since = settings.overrides.changed_at;
+    Some(Notice {
+        code: "setting_hidden".to_owned(),
+        severity: Severity::Info,
+        text: format!(
+            "Settings that were set at run time hide what is configured: {}. Return them at /settings, by PATCH \
+             /v1/settings with null, or all at a start with --reset-settings.",
+            named.join(", ")
+        ),
+        since: time(since.unwrap_or_else(|| app.started_at(shown.now)), shown),
+    })
 }
 
 fn store(gate: &Gate) -> StoreFigures {

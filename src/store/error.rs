@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kvgate_core::policy::PolicyError;
 use redb::StorageError;
 
 use super::FILE_NAME;
@@ -33,6 +34,11 @@ pub enum OpenError {
     /// The operating system forbids it.
     #[error("no permission for {}: {}; give the user that runs kvgate access to it", .0.display(), .1)]
     Permission(PathBuf, io::Error),
+    /// What was set at run time, together with what is configured now, cannot be.
+    #[error(
+        "settings that were set at run time do not fit the configuration: {0}; change the configuration, or start once with --reset-settings"
+    )]
+    Settings(PolicyError),
     /// The disk is full, or another I/O error.
     #[error("cannot use {}: {}; make room or mend the disk", .0.display(), .1)]
     Io(PathBuf, io::Error),

@@ -3,22 +3,28 @@
 //! One JSON object a line. The first line says what it is and how much follows, the last one how many
 //! lines came before it and their CRC-32. In between stand the rows: facts of the store, counters,
 //! starts, epochs, engines, close intents, last uses of sessions, windows of runs, step reports,
-//! tickets, each list in the order of its keys. Copies of version 1 know no closes, those of version 2
-//! no step reports: what they do not say begins at nothing.
+//! settings that were set at run time, the audit, tickets, each list in the order of its keys. Copies
+//! of version 1 know no closes, those of version 2 no step reports, those of version 3 no settings and
+//! no audit: what they do not say begins at nothing.
 //!
 //! Whoever reads one takes nothing on trust: an unknown kind of line, a field too many, a row that
 //! stands twice or out of order, a missing end or a wrong sum are refused with the line's number.
 
+mod operated;
 mod shapes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, BufRead, Read};
 
 use crc32fast::Hasher;
+use kvgate_core::audit::AuditEntry;
 use kvgate_core::close::{CloseIntent, TargetState};
 use kvgate_core::ids::{Epoch, IdError, Issue, RunId, SessionId};
-use kvgate_core::policy::{CLOSE_EXCEPTIONS_MAX, EPOCHS_MAX, RUNS_MAX, STARTS_MAX, STEPS_MAX};
+use kvgate_core::policy::{
+    AUDIT_MAX, CLOSE_EXCEPTIONS_MAX, EPOCHS_MAX, RUNS_MAX, STARTS_MAX, STEPS_MAX,
+};
 use kvgate_core::report::{StepReport, Window};
+use kvgate_core::settings::Overrides;
 use kvgate_core::state::{EpochCause, EpochEntry};
 use kvgate_core::store::Image;
 use kvgate_core::ticket::{Stage, Ticket};
@@ -30,7 +36,7 @@ use self::shapes::{Counts, Line};
 const FORMAT: &str = "kvgate-backup";
 
 /// The newest form of copies that is known here.
-const FORMAT_VERSION: u32 = 3;
+const FORMAT_VERSION: u32 = 4;
 
 /// Longest line that is read: a close on as many engines as a router may list fits, each with the
 /// longest address and what it answered.
@@ -96,6 +102,8 @@ pub struct CopyPieces {
     sessions: VecDeque<(SessionId, Timestamp)>,
     windows: VecDeque<(Option<RunId>, Window)>,
     steps: VecDeque<StepReport>,
+    overrides: Option<Overrides>,
+    audit: VecDeque<AuditEntry>,
     tickets: VecDeque<Ticket>,
     stage: WriteStage,
     lines: u64,
@@ -121,6 +129,8 @@ impl CopyPieces {
             sessions: VecDeque::new(),
             windows: VecDeque::new(),
             steps: VecDeque::new(),
+            overrides: None,
+            audit: VecDeque::new(),
             tickets: VecDeque::new(),
             stage: WriteStage::Head,
             lines: 0,
@@ -141,7 +151,7 @@ impl CopyPieces {
         self.sum.update(piece.get(from..).unwrap_or_default());
     }
 
-    /// Everything but the bulk: closes, last uses, windows, step reports and tickets.
+    /// Everything but the bulk: closes, last uses, windows, step reports, audit and tickets.
     fn put_head(&mut self, piece: &mut Vec<u8>) {
         self.put(piece, &Line::header(&self.image, Counts::of(&self.image)));
         self.put(piece, &Line::meta(&self.image));
@@ -159,6 +169,9 @@ impl CopyPieces {
         self.sessions = std::mem::take(&mut self.image.sessions).into();
         self.windows = std::mem::take(&mut self.image.windows).into();
         self.steps = std::mem::take(&mut self.image.steps).into();
+        let overrides = std::mem::take(&mut self.image.overrides);
+        self.overrides = (overrides != Overrides::default()).then_some(overrides);
+        self.audit = std::mem::take(&mut self.image.audit).into();
         self.tickets = std::mem::take(&mut self.image.tickets).into();
     }
 
@@ -178,6 +191,14 @@ impl CopyPieces {
             .or_else(|| {
                 let report = self.steps.pop_front()?;
                 Some(Line::step(&report))
+            })
+            .or_else(|| {
+                let overrides = self.overrides.take()?;
+                Some(Line::settings(&overrides))
+            })
+            .or_else(|| {
+                let entry = self.audit.pop_front()?;
+                Some(Line::audit(&entry))
             })
             .or_else(|| {
                 let ticket = self.tickets.pop_front()?;
@@ -256,6 +277,8 @@ enum ReadStage {
     Sessions,
     Windows,
     Steps,
+    Settings,
+    Audit,
     Tickets,
     End,
 }
@@ -295,6 +318,8 @@ impl Reading {
             Line::Session(_) => ReadStage::Sessions,
             Line::Window(_) => ReadStage::Windows,
             Line::Step(_) => ReadStage::Steps,
+            Line::Settings(_) => ReadStage::Settings,
+            Line::Audit(_) => ReadStage::Audit,
             Line::Ticket(_) => ReadStage::Tickets,
             Line::End(_) => ReadStage::End,
         })?;
@@ -312,6 +337,8 @@ impl Reading {
             Line::Session(session) => self.image.sessions.push(session.decoded()?),
             Line::Window(window) => self.image.windows.push(window.decoded()?),
             Line::Step(report) => self.image.steps.push(report.decoded()?),
+            Line::Settings(settings) => self.image.overrides = settings.decoded()?,
+            Line::Audit(entry) => self.image.audit.push(entry.decoded()?),
             Line::Ticket(ticket) => self.image.tickets.push(ticket.decoded()?),
             Line::End(end) => {
                 if end.lines != self.lines {
@@ -342,6 +369,7 @@ impl Reading {
                 | ReadStage::Sessions
                 | ReadStage::Windows
                 | ReadStage::Steps
+                | ReadStage::Audit
                 | ReadStage::Tickets
         );
         let in_order = if next <= ReadStage::Tally {
@@ -423,7 +451,28 @@ pub(super) fn check(image: &Image) -> Result<(), &'static str> {
         return Err("a lease stands twice");
     }
     check_closes(image)?;
-    check_steps(image)
+    check_steps(image)?;
+    check_audit(image)
+}
+
+/// The same for the audit.
+fn check_audit(image: &Image) -> Result<(), &'static str> {
+    if image.audit.len() > AUDIT_MAX {
+        return Err("there are more entries of the audit than a store keeps");
+    }
+    if !image.audit.is_sorted_by(|one, next| one.no < next.no) {
+        return Err("an entry of the audit stands twice or out of order");
+    }
+    let numbers = [image.audit.first(), image.audit.last()]
+        .into_iter()
+        .flatten();
+    if numbers
+        .into_iter()
+        .any(|entry| !(1..=NUMBER_MAX).contains(&entry.no.0))
+    {
+        return Err("an entry of the audit has a number outside its range");
+    }
+    Ok(())
 }
 
 /// The same for closes and last uses of sessions.
@@ -569,6 +618,7 @@ impl Counts {
             sessions: count(image.sessions.len()),
             windows: count(image.windows.len()),
             steps: count(image.steps.len()),
+            audit: count(image.audit.len()),
             tickets: count(image.tickets.len()),
         }
     }
@@ -582,6 +632,7 @@ impl Counts {
             && found.sessions <= self.sessions
             && found.windows <= self.windows
             && found.steps <= self.steps
+            && found.audit <= self.audit
             && found.tickets <= self.tickets
     }
 }

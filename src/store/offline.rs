@@ -11,6 +11,7 @@ use kvgate_core::ids::SessionId;
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::Policy;
+use kvgate_core::settings::Setting;
 use kvgate_core::store::Image;
 use kvgate_core::ticket::Stage;
 use kvgate_core::units::{Timestamp, Tokens};
@@ -81,6 +82,8 @@ pub struct Inspection {
     pub steps: u64,
     /// Runs that have a window of their own (REP1).
     pub runs: u64,
+    /// Settings that were set at run time (SET2).
+    pub settings: u64,
 }
 
 /// Looks into the store of a directory: checks its integrity, loads everything, leaves the file as
@@ -142,6 +145,7 @@ impl Look {
             sessions: 0,
             steps: 0,
             runs: 0,
+            settings: 0,
         };
         let image = &self.seen.image;
         let mut sessions: BTreeSet<&SessionId> = image.sessions.iter().map(|(id, _)| id).collect();
@@ -180,6 +184,10 @@ impl Look {
         found.steps = u64::try_from(image.steps.len()).unwrap_or(u64::MAX);
         let runs = image.windows.iter().filter(|(run, _)| run.is_some());
         found.runs = u64::try_from(runs.count()).unwrap_or(u64::MAX);
+        let set = Setting::ALL
+            .iter()
+            .filter(|setting| image.overrides.has(**setting));
+        found.settings = u64::try_from(set.count()).unwrap_or(u64::MAX);
         found
     }
 
@@ -216,6 +224,7 @@ fn start_from(image: &Image) -> View {
         salt: 0,
         seed: 0,
         policy: Policy::default(),
+        reset_settings: false,
         fleet: FleetConfig {
             has_router: true,
             static_engines: Default::default(),

@@ -6,6 +6,7 @@ use std::time::Instant;
 use kvgate_core::ids::Term;
 use kvgate_core::policy::{EPOCHS_MAX, STARTS_MAX};
 use kvgate_core::record::Record;
+use kvgate_core::settings::Overrides;
 use kvgate_core::state::{EpochEntry, Start};
 use kvgate_core::store::{Commit, Image, Store, StoreControl};
 use kvgate_core::tally::Tally;
@@ -21,7 +22,8 @@ use super::migrations::META;
 use super::rows::{self, Head, RowError};
 use super::space::{self, Space, Watch};
 use super::tables::{
-    CLEAN, CLOSES, ENGINES, EPOCHS, HEAD, SESSIONS, STARTS, STEPS, TALLY, TICKETS, WINDOW, WINDOWS,
+    AUDIT, CLEAN, CLOSES, ENGINES, EPOCHS, HEAD, SESSIONS, SETTINGS, STARTS, STEPS, TALLY, TICKETS,
+    WINDOW, WINDOWS,
 };
 
 /// The store.
@@ -125,6 +127,16 @@ impl Rows {
                 .steps
                 .push(rows::decode_step(key.value(), value.value())?);
         }
+        if let Some(value) = meta.get(SETTINGS)? {
+            image.overrides = rows::decode_settings(value.value())?;
+        }
+        for row in transaction.open_table(AUDIT)?.iter()? {
+            let (key, value) = row?;
+            rows.count(NUMBER, value.value().len());
+            image
+                .audit
+                .push(rows::decode_audit(key.value(), value.value())?);
+        }
         Ok((image, rows))
     }
 
@@ -201,6 +213,15 @@ impl Rows {
         for report in &image.steps {
             let number = rows::encode_step(report, buffer)?;
             rows.put(&mut steps, number.0, NUMBER, buffer)?;
+        }
+        if image.overrides != Overrides::default() {
+            rows::encode_settings(&image.overrides, buffer)?;
+            rows.put(&mut meta, SETTINGS, SETTINGS.len(), buffer)?;
+        }
+        let mut audit = transaction.open_table(AUDIT)?;
+        for entry in &image.audit {
+            rows::encode_audit(entry, buffer)?;
+            rows.put(&mut audit, entry.no.0, NUMBER, buffer)?;
         }
         Ok(rows)
     }
@@ -302,6 +323,7 @@ impl RedbStore {
                 closes: None,
                 sessions: None,
                 windows: None,
+                audit: None,
                 transaction: &transaction,
                 rows: &mut self.rows,
                 buffer: &mut self.buffer,
@@ -332,6 +354,7 @@ struct Writing<'t> {
     closes: Option<Table<'t, u64, &'static [u8]>>,
     sessions: Option<Table<'t, &'static str, &'static [u8]>>,
     windows: Option<Table<'t, &'static str, &'static [u8]>>,
+    audit: Option<Table<'t, u64, &'static [u8]>>,
 }
 
 impl Writing<'_> {
@@ -411,6 +434,20 @@ impl Writing<'_> {
                 let windows = opened(&mut self.windows, self.transaction, WINDOWS)?;
                 let run = run.as_str();
                 self.rows.take(windows, run, run.len())
+            }
+            Record::Settings(overrides) => {
+                rows::encode_settings(overrides, self.buffer)?;
+                self.rows
+                    .put(&mut self.meta, SETTINGS, SETTINGS.len(), self.buffer)
+            }
+            Record::Audit(entry) => {
+                rows::encode_audit(entry, self.buffer)?;
+                let audit = opened(&mut self.audit, self.transaction, AUDIT)?;
+                self.rows.put(audit, entry.no.0, NUMBER, self.buffer)
+            }
+            Record::AuditForgotten(no) => {
+                let audit = opened(&mut self.audit, self.transaction, AUDIT)?;
+                self.rows.take(audit, no.0, NUMBER)
             }
         }
     }

@@ -8,17 +8,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kvgate_core::audit::{AuditAct, AuditEntry};
 use kvgate_core::close::{
     CallFailure, CallResult, CloseIntent, CloseMode, CloseReason, CloseStage, Reopened, Target,
     TargetState,
 };
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
+use kvgate_core::effect::CancelOutcome;
 use kvgate_core::ids::{
-    CloseId, CloseNo, EngineId, Epoch, IdError, Issue, Label, LeaseId, RowNo, RunId, Seq,
+    AuditNo, CloseId, CloseNo, EngineId, Epoch, IdError, Issue, Label, LeaseId, RowNo, RunId, Seq,
     SessionId, StepNo, TicketId,
 };
+use kvgate_core::policy::AdmissionScope;
 use kvgate_core::reading::{Role, StartMark};
 use kvgate_core::report::{Standing, StepReport, Window};
+use kvgate_core::settings::{Moved, Overrides, Setting, SettingValue};
 use kvgate_core::state::{EngineRow, EpochCause, EpochEntry, Start};
 use kvgate_core::tally::{ScopeTally, Tally};
 use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Stage, Terms, Ticket};
@@ -863,6 +867,290 @@ pub fn decode_step(number: u64, bytes: &[u8]) -> Result<StepReport, RowError> {
             epoch: Epoch(row.epoch),
             degraded: row.degraded,
         },
+    })
+}
+
+/// What was set at run time. A share is in millionths, a time in milliseconds.
+#[derive(Serialize, Deserialize)]
+struct SettingsRow {
+    program_admission: Option<bool>,
+    session_lifecycle: Option<bool>,
+    paused: Option<bool>,
+    headroom: Option<u32>,
+    pressure_threshold: Option<u32>,
+    expected_decode_cap: Option<Option<u64>>,
+    max_wait_ms: Option<u64>,
+    scope: Option<AdmissionScopeRow>,
+    changed_at: Option<u64>,
+}
+
+mirror!(AdmissionScopeRow is AdmissionScope { Train, All });
+
+pub fn encode_settings(overrides: &Overrides, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    let row = SettingsRow {
+        program_admission: overrides.program_admission,
+        session_lifecycle: overrides.session_lifecycle,
+        paused: overrides.paused,
+        headroom: overrides.headroom.map(Ppm::get),
+        pressure_threshold: overrides.pressure_threshold.map(Ppm::get),
+        expected_decode_cap: overrides
+            .expected_decode_cap
+            .map(|cap| cap.map(Tokens::get)),
+        max_wait_ms: overrides.max_wait.map(Span::millis),
+        scope: overrides.scope.map(AdmissionScopeRow::from),
+        changed_at: overrides.changed_at.map(Timestamp::millis),
+    };
+    encode(FIRST, &row, buffer)
+}
+
+pub fn decode_settings(bytes: &[u8]) -> Result<Overrides, RowError> {
+    let row: SettingsRow = decode(FIRST, bytes)?;
+    let expected_decode_cap = match row.expected_decode_cap {
+        Some(cap) => Some(cap.map(tokens).transpose()?),
+        None => None,
+    };
+    Ok(Overrides {
+        program_admission: row.program_admission,
+        session_lifecycle: row.session_lifecycle,
+        paused: row.paused,
+        headroom: row.headroom.map(share).transpose()?,
+        pressure_threshold: row.pressure_threshold.map(share).transpose()?,
+        expected_decode_cap,
+        max_wait: row.max_wait_ms.map(Span::from_millis),
+        scope: row.scope.map(AdmissionScope::from),
+        changed_at: row.changed_at.map(Timestamp::from_millis),
+    })
+}
+
+/// An entry of the audit; its number is the key.
+#[derive(Serialize, Deserialize)]
+struct AuditRow<'a> {
+    at: u64,
+    who: &'a str,
+    #[serde(borrow)]
+    act: ActRow<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum ActRow<'a> {
+    SettingsChanged(Vec<MovedRow>),
+    SettingsReset(Vec<MovedRow>),
+    LeaseRevoked {
+        lease: (u64, u64),
+        ticket: &'a str,
+        session: Option<&'a str>,
+        tokens: u64,
+    },
+    TicketCancelled {
+        ticket: &'a str,
+        session: Option<&'a str>,
+        tokens: u64,
+        outcome: CancelRow,
+    },
+    SessionClosed {
+        session: &'a str,
+        close: (u64, u64),
+        mode: ModeRow,
+    },
+    CloseRetried {
+        close: (u64, u64),
+        session: &'a str,
+        engines: u64,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct MovedRow {
+    setting: SettingRow,
+    from: ValueRow,
+    to: ValueRow,
+    is_set: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+enum ValueRow {
+    Switch(bool),
+    Share(u32),
+    Cap(Option<u64>),
+    TimeMs(u64),
+    Scope(AdmissionScopeRow),
+}
+
+mirror!(SettingRow is Setting {
+    ProgramAdmission,
+    SessionLifecycle,
+    Paused,
+    Headroom,
+    PressureThreshold,
+    ExpectedDecodeCap,
+    MaxWait,
+    Scope,
+});
+mirror!(CancelRow is CancelOutcome {
+    Withdrawn,
+    Released,
+    Bypassed,
+    AlreadyFinished,
+    Unknown,
+});
+
+pub fn encode_audit(entry: &AuditEntry, buffer: &mut Vec<u8>) -> Result<(), RowError> {
+    let row = AuditRow {
+        at: entry.at.millis(),
+        who: entry.who.as_str(),
+        act: act_row(&entry.act),
+    };
+    encode(FIRST, &row, buffer)
+}
+
+fn act_row(act: &AuditAct) -> ActRow<'_> {
+    match act {
+        AuditAct::SettingsChanged(moves) => ActRow::SettingsChanged(moved_rows(moves)),
+        AuditAct::SettingsReset(moves) => ActRow::SettingsReset(moved_rows(moves)),
+        AuditAct::LeaseRevoked {
+            lease,
+            ticket,
+            session,
+            tokens,
+        } => ActRow::LeaseRevoked {
+            lease: (lease.issue.0, lease.salt),
+            ticket: ticket.as_str(),
+            session: session.as_ref().map(SessionId::as_str),
+            tokens: tokens.get(),
+        },
+        AuditAct::TicketCancelled {
+            ticket,
+            session,
+            tokens,
+            outcome,
+        } => ActRow::TicketCancelled {
+            ticket: ticket.as_str(),
+            session: session.as_ref().map(SessionId::as_str),
+            tokens: tokens.get(),
+            outcome: (*outcome).into(),
+        },
+        AuditAct::SessionClosed {
+            session,
+            close,
+            mode,
+        } => ActRow::SessionClosed {
+            session: session.as_str(),
+            close: (close.number.0, close.salt),
+            mode: (*mode).into(),
+        },
+        AuditAct::CloseRetried {
+            close,
+            session,
+            engines,
+        } => ActRow::CloseRetried {
+            close: (close.number.0, close.salt),
+            session: session.as_str(),
+            engines: *engines,
+        },
+    }
+}
+
+fn moved_rows(moves: &[Moved]) -> Vec<MovedRow> {
+    let row = |moved: &Moved| MovedRow {
+        setting: moved.setting.into(),
+        from: value_row(moved.from),
+        to: value_row(moved.to),
+        is_set: moved.is_set,
+    };
+    moves.iter().map(row).collect()
+}
+
+fn value_row(value: SettingValue) -> ValueRow {
+    match value {
+        SettingValue::Switch(on) => ValueRow::Switch(on),
+        SettingValue::Share(share) => ValueRow::Share(share.get()),
+        SettingValue::Cap(cap) => ValueRow::Cap(cap.map(Tokens::get)),
+        SettingValue::Time(time) => ValueRow::TimeMs(time.millis()),
+        SettingValue::Scope(scope) => ValueRow::Scope(scope.into()),
+    }
+}
+
+/// Decodes an entry that stood under `number`.
+pub fn decode_audit(number: u64, bytes: &[u8]) -> Result<AuditEntry, RowError> {
+    let row: AuditRow<'_> = decode(FIRST, bytes)?;
+    Ok(AuditEntry {
+        no: AuditNo(number),
+        at: Timestamp::from_millis(row.at),
+        who: Label::new(row.who)?,
+        act: decode_act(row.act)?,
+    })
+}
+
+fn decode_act(row: ActRow<'_>) -> Result<AuditAct, RowError> {
+    let close_id = |(number, salt)| CloseId {
+        number: CloseNo(number),
+        salt,
+    };
+    Ok(match row {
+        ActRow::SettingsChanged(moves) => AuditAct::SettingsChanged(decode_moves(moves)?),
+        ActRow::SettingsReset(moves) => AuditAct::SettingsReset(decode_moves(moves)?),
+        ActRow::LeaseRevoked {
+            lease,
+            ticket,
+            session,
+            tokens: reserved,
+        } => AuditAct::LeaseRevoked {
+            lease: lease_id(lease),
+            ticket: TicketId::new(ticket)?,
+            session: session.map(SessionId::new).transpose()?,
+            tokens: tokens(reserved)?,
+        },
+        ActRow::TicketCancelled {
+            ticket,
+            session,
+            tokens: asked,
+            outcome,
+        } => AuditAct::TicketCancelled {
+            ticket: TicketId::new(ticket)?,
+            session: session.map(SessionId::new).transpose()?,
+            tokens: tokens(asked)?,
+            outcome: outcome.into(),
+        },
+        ActRow::SessionClosed {
+            session,
+            close,
+            mode,
+        } => AuditAct::SessionClosed {
+            session: SessionId::new(session)?,
+            close: close_id(close),
+            mode: mode.into(),
+        },
+        ActRow::CloseRetried {
+            close,
+            session,
+            engines,
+        } => AuditAct::CloseRetried {
+            close: close_id(close),
+            session: SessionId::new(session)?,
+            engines,
+        },
+    })
+}
+
+fn decode_moves(rows: Vec<MovedRow>) -> Result<Vec<Moved>, RowError> {
+    let moved = |row: MovedRow| {
+        Ok(Moved {
+            setting: row.setting.into(),
+            from: decode_value(row.from)?,
+            to: decode_value(row.to)?,
+            is_set: row.is_set,
+        })
+    };
+    rows.into_iter().map(moved).collect()
+}
+
+fn decode_value(row: ValueRow) -> Result<SettingValue, RowError> {
+    Ok(match row {
+        ValueRow::Switch(on) => SettingValue::Switch(on),
+        ValueRow::Share(millionths) => SettingValue::Share(share(millionths)?),
+        ValueRow::Cap(cap) => SettingValue::Cap(cap.map(tokens).transpose()?),
+        ValueRow::TimeMs(millis) => SettingValue::Time(Span::from_millis(millis)),
+        ValueRow::Scope(scope) => SettingValue::Scope(scope.into()),
     })
 }
 

@@ -21,6 +21,8 @@ pub const SESSIONS: TableDefinition<&str, &[u8]> = TableDefinition::new("session
 pub const WINDOWS: TableDefinition<&str, &[u8]> = TableDefinition::new("windows");
 /// Step reports by number.
 pub const STEPS: TableDefinition<u64, &[u8]> = TableDefinition::new("steps");
+/// What operators did, by number.
+pub const AUDIT: TableDefinition<u64, &[u8]> = TableDefinition::new("audit");
 
 /// Key in the table `meta`: term, seq, time and next issue number, in every commit.
 pub const HEAD: &str = "head";
@@ -28,5 +30,7 @@ pub const HEAD: &str = "head";
 pub const TALLY: &str = "tally";
 /// Key in the table `meta`: the window of runs that are new.
 pub const WINDOW: &str = "window";
+/// Key in the table `meta`: what was set at run time; without it everything is as configured.
+pub const SETTINGS: &str = "settings";
 /// Key in the table `meta`: one byte, 1 after an orderly stop.
 pub const CLEAN: &str = "clean";

@@ -158,7 +158,8 @@ impl GateMetrics {
                 waits.observe(seconds(*waited));
             }
             Event::LeaseEnded { held, .. } => self.held.observe(seconds(*held)),
-            Event::Expired { .. } => {}
+            // What is told one by one is in the log.
+            Event::Expired { .. } | Event::Operated(_) => {}
         }
     }
 

@@ -6,11 +6,11 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use kvgate_api::State;
 use kvgate_core::decision::DegradedReason;
-use kvgate_core::units::{Span, Timestamp};
+use kvgate_core::units::Span;
 
 use super::assets;
 use super::format::{bytes, duration, grouped};
-use super::page::{Parts, Screen, Tab, Trouble, html};
+use super::page::{Parts, Screen, Tab, Told, Trouble, html};
 use crate::gate::Phase;
 use crate::http::{App, Fault};
 use crate::words;
@@ -20,6 +20,7 @@ use crate::words;
 struct Base<'a> {
     assets: &'static str,
     title: &'a str,
+    refresh: Option<u8>,
     parts: &'a Parts,
     marks: &'a str,
     /// Of the turn that the page shows.
@@ -40,6 +41,8 @@ struct Link {
     icon: &'static str,
     current: bool,
     count: Option<String>,
+    /// The figure of `GET /v1/state` that the count is.
+    fig: Option<&'static str>,
     bad: bool,
 }
 
@@ -54,17 +57,19 @@ struct Top<'a> {
     can_act: bool,
     paused: bool,
     admission: bool,
+    /// The switch of the range, where the page has one.
+    range: String,
 }
 
 #[derive(Template)]
 #[template(path = "parts/alert.html")]
 struct Alert {
-    alert: Option<Told>,
+    alert: Option<Known>,
     more: usize,
 }
 
 /// One thing to know.
-struct Told {
+struct Known {
     code: String,
     text: String,
     error: bool,
@@ -77,6 +82,14 @@ struct Node {
     store: String,
     commit_p99: String,
     version: String,
+}
+
+#[derive(Template)]
+#[template(path = "parts/told.html")]
+struct ToldPart<'a> {
+    told: Option<&'a str>,
+    bad: bool,
+    without: &'a str,
 }
 
 #[derive(Template)]
@@ -113,6 +126,7 @@ pub(super) fn add(
         .count();
     let links = Tab::ALL.map(|tab| link(tab, tab == screen.tab, state, counted, engines));
     let parts = &mut screen.parts;
+    let range = parts.html("p-range").to_owned();
     parts.add(
         "p-nav",
         &Nav {
@@ -130,6 +144,7 @@ pub(super) fn add(
             can_act,
             paused: state.features.paused,
             admission: state.features.program_admission,
+            range,
         },
     )?;
     let mut told = alerts(app, state);
@@ -155,6 +170,16 @@ pub(super) fn add(
     )
 }
 
+/// Adds the region that tells what an act came to.
+pub(super) fn tell(screen: &mut Screen, told: Option<&Told>) -> Result<(), Trouble> {
+    let part = ToldPart {
+        told: told.map(|told| told.outcome.text.as_str()),
+        bad: told.is_some_and(|told| told.outcome.bad),
+        without: told.map_or("?", |told| told.without.as_str()),
+    };
+    screen.parts.add("p-told", &part)
+}
+
 /// The whole document.
 pub(super) fn page(
     screen: &Screen,
@@ -165,6 +190,7 @@ pub(super) fn page(
     Base {
         assets: assets::version(),
         title: &screen.title,
+        refresh: refresh(screen.tab),
         parts: &screen.parts,
         marks,
         seq,
@@ -173,8 +199,18 @@ pub(super) fn page(
     .render()
 }
 
+/// Without script a page loads itself anew after so many seconds: later where rows are chosen, and
+/// never where text is typed.
+const fn refresh(tab: Tab) -> Option<u8> {
+    match tab {
+        Tab::Overview | Tab::Engines | Tab::Decisions | Tab::Steps => Some(5),
+        Tab::Queue | Tab::Leases | Tab::Sessions => Some(30),
+        Tab::Settings => None,
+    }
+}
+
 /// A page for what cannot be shown.
-pub(super) fn fault_page(fault: &Fault) -> Response {
+pub(crate) fn fault_page(fault: &Fault) -> Response {
     let page = FaultPage {
         assets: assets::version(),
         status: fault.status().as_u16(),
@@ -267,6 +303,12 @@ fn link(tab: Tab, current: bool, state: &State, counted: usize, engines: usize) 
         icon,
         current,
         count: shown,
+        fig: match tab {
+            Tab::Queue => Some("queue.waiting"),
+            Tab::Leases => Some("leases.count"),
+            Tab::Sessions => Some("closes.failed"),
+            Tab::Overview | Tab::Engines | Tab::Decisions | Tab::Steps | Tab::Settings => None,
+        },
         bad,
     }
 }
@@ -280,8 +322,8 @@ fn mode(state: &State) -> &'static str {
 }
 
 /// What to know, the most serious first.
-fn alerts(app: &App, state: &State) -> Vec<Told> {
-    let error = |code: &str, text: String| Told {
+fn alerts(app: &App, state: &State) -> Vec<Known> {
+    let error = |code: &str, text: String| Known {
         code: code.to_owned(),
         text,
         error: true,
@@ -302,7 +344,7 @@ fn alerts(app: &App, state: &State) -> Vec<Told> {
         ));
     }
     let notices = state.notices.iter();
-    told.extend(notices.map(|notice| Told {
+    told.extend(notices.map(|notice| Known {
         code: notice.code.clone(),
         text: notice.text.clone(),
         error: notice.severity == kvgate_api::Severity::Error,
@@ -312,7 +354,7 @@ fn alerts(app: &App, state: &State) -> Vec<Told> {
 }
 
 /// Why there is no usable ceiling, in words.
-fn degraded(app: &App) -> String {
+pub(super) fn degraded(app: &App) -> String {
     let view = app.gate().view();
     let grace = duration(view.policy.stale_after);
     let router = |otherwise: String| view.router_failure.map_or(otherwise, words::router_failure);
@@ -326,9 +368,4 @@ fn degraded(app: &App) -> String {
         }
         Some(DegradedReason::NoCapacity) => "no engine that counts has a KV capacity".to_owned(),
     }
-}
-
-/// Time since then; a dash for never.
-pub(super) fn since(at: Option<Timestamp>, now: Timestamp) -> String {
-    at.map_or_else(|| "–".to_owned(), |at| duration(now.since(at)))
 }

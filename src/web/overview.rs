@@ -1,18 +1,44 @@
-//! The overview.
+//! The overview: what the gate does now and did lately, at one look.
+//!
+//! It reads the view, the history, and a few rows of each list in one turn of the writer. While the
+//! store is away it shows the last rows that were read.
+
+mod budget;
+mod closes;
+mod decisions;
+mod engines;
+mod facts;
+mod kpis;
+mod queue;
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
+use kvgate_api::Decision;
+use kvgate_core::close::CloseIntent;
 use kvgate_core::command::Slice;
-use kvgate_core::decision::WaitReason;
-use kvgate_core::effect::WaiterView;
-use kvgate_core::ids::RowNo;
+use kvgate_core::effect::{LeaseView, WaiterView};
+use kvgate_core::ids::{CloseNo, Epoch, Issue, RowNo};
+use kvgate_core::state::EpochEntry;
+use kvgate_core::units::Span;
 
-use super::format::{duration, grouped};
+use super::checks::{Check, Health, checks};
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
+use super::plot::{Axis, RANGES, Range};
+use super::why;
+use crate::history::Series;
+use crate::http::{App, Fault, Query, Shown, read};
 
-/// Waiters that the overview shows.
-const QUEUE_ROWS: usize = 12;
+/// Rows of the queue that the overview shows.
+const QUEUE_ROWS: usize = 9;
+/// Closes that are looked through for those that need a look.
+const CLOSES_READ: usize = 32;
+/// Decisions that it shows.
+const DECISIONS_ROWS: usize = 12;
+/// A history that is shorter is shown whole.
+const SHORT_HISTORY: Span = Span::from_secs(900);
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -21,51 +47,160 @@ struct Layout<'a> {
 }
 
 #[derive(Template)]
-#[template(path = "parts/queue.html")]
-struct QueuePart {
-    waiting: String,
-    tokens: String,
-    max_wait: String,
-    rows: Vec<QueueRow>,
-    more: Option<String>,
+#[template(path = "overview/range.html")]
+struct RangePart {
+    now: &'static str,
+    ranges: [Range; RANGES.len()],
 }
 
-struct QueueRow {
-    position: String,
-    ticket: String,
-    session: String,
-    tokens: String,
-    age: String,
-    bypass_in: String,
-    waits_for: String,
-    head: bool,
+#[derive(Template)]
+#[template(path = "overview/checks.html")]
+struct ChecksPart {
+    checks: Vec<Check>,
+    all: usize,
+    look: usize,
+}
+
+/// Rows of the lists, as they were read last.
+#[derive(Clone, Default)]
+struct Rows {
+    queue: Vec<WaiterView>,
+    leases: Vec<LeaseView>,
+    closes: Vec<CloseIntent>,
+    /// Newest first.
+    decisions: Vec<Decision>,
+    /// Newest first, and the generation that they were read in.
+    epochs: (Option<Epoch>, Arc<[EpochEntry]>),
+    /// The gate does not answer now.
+    old: bool,
+}
+
+/// The rows that were read last, for the time when none can be read.
+#[derive(Clone, Default)]
+pub(super) struct Kept(Arc<Mutex<Rows>>);
+
+impl Kept {
+    fn last(&self) -> Rows {
+        let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.clone()
+    }
+
+    async fn read(&self, app: &App, shown: &Shown) -> Rows {
+        let last = self.last();
+        match fresh(app, shown, &last).await {
+            Ok(rows) => {
+                let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.clone_from(&rows);
+                rows
+            }
+            Err(_) => Rows { old: true, ..last },
+        }
+    }
+}
+
+/// All lists are asked for at once, so that one turn of the writer answers them.
+async fn fresh(app: &App, shown: &Shown, last: &Rows) -> Result<Rows, Fault> {
+    let gate = app.gate();
+    let queue = gate.list_queue(Slice {
+        from: RowNo(0),
+        rows: QUEUE_ROWS,
+    });
+    let leases = async {
+        let slice = Slice {
+            from: Issue(0),
+            rows: why::HOLDERS_AMONG,
+        };
+        match shown.view.waiting {
+            // Who holds the tokens is asked when somebody waits for them.
+            0 => Ok(Vec::new()),
+            _ => gate.list_leases(slice).await.map(|page| page.items),
+        }
+    };
+    let closes = gate.list_closes(Slice {
+        from: CloseNo(u64::MAX),
+        rows: CLOSES_READ,
+    });
+    let decisions = read::decisions(app, Query::of([("limit", DECISIONS_ROWS.to_string())]));
+    let epochs = async {
+        match &last.epochs {
+            (Some(epoch), entries) if *epoch == shown.view.epoch => Ok(Arc::clone(entries)),
+            _ => gate.epochs().await.map(Arc::from),
+        }
+    };
+    let (queue, leases, closes, decisions, epochs) =
+        tokio::join!(queue, leases, closes, decisions, epochs);
+    let mut decisions = decisions?.items;
+    decisions.reverse();
+    Ok(Rows {
+        queue: queue?.items,
+        leases: leases?,
+        closes: closes?.items,
+        decisions,
+        epochs: (Some(shown.view.epoch), epochs?),
+        old: false,
+    })
+}
+
+/// What the regions are made from.
+struct Moment {
+    look: Look,
+    shown: Shown,
+    rows: Rows,
+    range: Range,
+    axis: Axis,
 }
 
 /// `GET /`.
 pub(super) async fn show(State(web): State<Web>, ask: Ask) -> Response {
-    web.show(ask, build).await
+    let kept = web.overview().clone();
+    web.show(ask, |look| build(look, kept)).await
 }
 
-async fn build(look: Look) -> Result<Screen, Trouble> {
-    let slice = Slice {
-        from: RowNo(0),
-        rows: QUEUE_ROWS,
+async fn build(mut look: Look, kept: Kept) -> Result<Screen, Trouble> {
+    let chosen = look.query.take("range");
+    std::mem::replace(&mut look.query, Query::of([])).done()?;
+    let shown = look.app.shown();
+    let range = match chosen {
+        Some(word) => Range::named(&word)
+            .ok_or_else(|| Fault::field("?range", "must be 15m, 1h, 6h, 24h or 7d"))?,
+        None => usual_range(&look.app, &shown),
     };
-    // While the store is away the page still shows the last good state.
-    let queue = look.app.gate().list_queue(slice).await;
-    let queue = queue.map(|page| page.items).unwrap_or_default();
-    let more = look.state.queue.waiting.saturating_sub(queue.len() as u64);
+    let rows = kept.read(&look.app, &shown).await;
+    let axis = Axis::of(range, shown.now);
+    let moment = Moment {
+        look,
+        shown,
+        rows,
+        range,
+        axis,
+    };
+    let checks = checks(&facts::of(&moment));
     let mut parts = Parts::default();
     parts.add(
-        "p-queue",
-        &QueuePart {
-            waiting: grouped(look.state.queue.waiting),
-            tokens: grouped(look.state.queue.tokens),
-            max_wait: duration(look.app.gate().view().policy.max_wait),
-            rows: queue.iter().map(QueueRow::new).collect(),
-            more: (more > 0).then(|| grouped(more)),
+        "p-range",
+        &RangePart {
+            now: range.word,
+            ranges: RANGES,
         },
     )?;
+    parts.add("p-kpis", &kpis::Kpis::new(&moment))?;
+    parts.add("p-budget", &budget::BudgetPart::new(&moment))?;
+    parts.add("p-plot", &budget::PlotPart::new(&moment))?;
+    parts.add("p-queue", &queue::QueuePart::new(&moment))?;
+    parts.add("p-engines", &engines::EnginesPart::new(&moment))?;
+    parts.add("p-closes", &closes::ClosesPart::new(&moment))?;
+    parts.add(
+        "p-checks",
+        &ChecksPart {
+            all: checks.len(),
+            look: checks
+                .iter()
+                .filter(|check| check.health > Health::Ok)
+                .count(),
+            checks,
+        },
+    )?;
+    parts.add("p-decisions", &decisions::DecisionsPart::new(&moment))?;
     Ok(Screen {
         tab: Tab::Overview,
         title: "Overview".to_owned(),
@@ -74,22 +209,19 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
     })
 }
 
-impl QueueRow {
-    fn new(waiter: &WaiterView) -> Self {
-        let status = &waiter.status;
-        Self {
-            position: grouped(status.position),
-            ticket: waiter.ticket.as_str().to_owned(),
-            session: waiter.session.as_str().to_owned(),
-            tokens: grouped(waiter.terms.reservation.get()),
-            age: duration(status.age),
-            bypass_in: duration(status.bypass_in),
-            waits_for: match status.reason {
-                WaitReason::BehindOlder => "behind #1".to_owned(),
-                WaitReason::PressureGuard => "engine pressure".to_owned(),
-                WaitReason::CapacityExhausted => format!("{} short", grouped(status.short.get())),
-            },
-            head: status.position == 1,
-        }
-    }
+/// An hour, or less while there is less.
+fn usual_range(app: &App, shown: &Shown) -> Range {
+    let [short, hour, ..] = RANGES;
+    let window = app
+        .history()
+        .window(Series::Reserved, shown.now, hour.secs, 10);
+    let first = window.points.iter().position(Option::is_some);
+    let old = first.is_some_and(|steps| {
+        let steps = u64::try_from(steps).unwrap_or(u64::MAX);
+        let at = window
+            .from
+            .after(Span::from_secs(steps.saturating_mul(window.step_s)));
+        shown.now.since(at) > SHORT_HISTORY
+    });
+    if old { hour } else { short }
 }

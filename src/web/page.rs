@@ -5,7 +5,7 @@
 //! parts it has (`Kvgate-Parts`); the answer holds the others. It is a plain request, not a stream:
 //! a browser has six connections to an address, and the seventh tab must work as the first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,9 +14,7 @@ use std::time::{Duration, Instant};
 
 use askama::Template;
 use axum::extract::FromRequestParts;
-use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, RETRY_AFTER, VARY,
-};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH, RETRY_AFTER, VARY};
 use axum::http::request::Parts as Head;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -24,11 +22,16 @@ use kvgate_api::State;
 
 use super::assets;
 use super::frame;
+use super::overview;
 use crate::access::{Caller, Right};
 use crate::http::{App, Fault, Query, read};
 
 /// A page that was rendered is shown to others for this long: an open page asks once a second.
 const FRESH: Duration = Duration::from_millis(900);
+
+/// A page that was costly is shown for so many times the time that it took, so that open pages never
+/// take more than a tenth of the service's time.
+const COSTLY: u32 = 10;
 
 /// Pages that are kept, each with its own query. Those beyond are rendered for one viewer.
 const KEPT_MAX: usize = 64;
@@ -39,14 +42,17 @@ const KEY_MAX: usize = 1_024;
 /// Pages that are rendered at the same time. Readers beyond that are told to come back.
 const RENDERED_AT_ONCE: usize = 8;
 
+/// Outcomes of acts that are kept for the pages that tell them.
+const OUTCOMES_MAX: usize = 256;
+/// How long a page tells the outcome of an act.
+const TOLD_FOR: Duration = Duration::from_secs(600);
+/// The query parameter that names the outcome to tell.
+pub(super) const TOLD: &str = "told";
+
 /// Set by a page that is open: the parts it has.
 const KVGATE_PARTS: HeaderName = HeaderName::from_static("kvgate-parts");
 /// Version of the assets: a page with others loads itself anew.
 const KVGATE_ASSETS: HeaderName = HeaderName::from_static("kvgate-assets");
-
-/// Scripts and styles are files of our own; nothing comes from elsewhere, and nothing is inline.
-pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
-     font-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// Where a page stands in the navigation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -84,7 +90,10 @@ struct Part {
 
 /// The regions of a page. The id of each is the id of its root element.
 #[derive(Default)]
-pub(super) struct Parts(Vec<Part>);
+pub(super) struct Parts {
+    parts: Vec<Part>,
+    missing: bool,
+}
 
 impl Parts {
     /// Renders one more region.
@@ -95,19 +104,24 @@ impl Parts {
     ) -> Result<(), Trouble> {
         let html = template.render()?;
         let mark = crc32fast::hash(html.as_bytes());
-        self.0.push(Part { id, html, mark });
+        self.parts.push(Part { id, html, mark });
         Ok(())
+    }
+
+    /// What the page is about is not known now: it says so, and goes on looking.
+    pub(super) const fn missing(&mut self) {
+        self.missing = true;
     }
 
     /// The HTML of a region; nothing for one that this page does not have.
     pub(super) fn html(&self, id: &str) -> &str {
-        let part = self.0.iter().find(|part| part.id == id);
+        let part = self.parts.iter().find(|part| part.id == id);
         part.map_or("", |part| part.html.as_str())
     }
 
     fn marks(&self) -> String {
         let mut marks = String::new();
-        for part in &self.0 {
+        for part in &self.parts {
             let _ = write!(marks, "{}={:08x} ", part.id, part.mark);
         }
         marks.truncate(marks.trim_end().len());
@@ -183,12 +197,34 @@ impl<S: Send + Sync> FromRequestParts<S> for Ask {
     }
 }
 
+impl Ask {
+    /// A page that is open asks for what changed.
+    pub(super) const fn is_update(&self) -> bool {
+        self.has.is_some()
+    }
+}
+
 /// Who asks, as the front told; nobody who may act when it did not.
 pub(super) fn caller_of(head: &Head) -> Caller {
     head.extensions.get().cloned().unwrap_or_else(|| Caller {
         name: "nobody".into(),
         right: Right::View,
     })
+}
+
+/// What an act came to, in a sentence.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Outcome {
+    pub(super) text: String,
+    /// Something of what was asked for was not done.
+    pub(super) bad: bool,
+}
+
+/// The outcome that a page tells.
+pub(super) struct Told {
+    pub(super) outcome: Outcome,
+    /// The same page without it.
+    pub(super) without: String,
 }
 
 /// A page that is done.
@@ -199,7 +235,15 @@ struct Rendered {
     etag: String,
 }
 
-type Slot = Arc<tokio::sync::Mutex<Option<(Instant, u64, Arc<Rendered>)>>>;
+/// A page that others may be shown.
+struct Shared {
+    until: Instant,
+    /// Number of the last act that it may know of.
+    acts: u64,
+    page: Arc<Rendered>,
+}
+
+type Slot = Arc<tokio::sync::Mutex<Option<Shared>>>;
 
 /// What all pages share. Cheap to clone.
 #[derive(Clone)]
@@ -213,6 +257,9 @@ struct Inner {
     rendering: tokio::sync::Semaphore,
     /// Moves on with each action, so that nobody is shown what was before it.
     acts: AtomicU64,
+    /// By the id of the request that acted.
+    outcomes: Mutex<VecDeque<(String, Instant, Outcome)>>,
+    overview: overview::Kept,
 }
 
 impl Web {
@@ -223,6 +270,8 @@ impl Web {
                 kept: Mutex::default(),
                 rendering: tokio::sync::Semaphore::new(RENDERED_AT_ONCE),
                 acts: AtomicU64::new(0),
+                outcomes: Mutex::default(),
+                overview: overview::Kept::default(),
             }),
         }
     }
@@ -231,9 +280,44 @@ impl Web {
         &self.inner.app
     }
 
+    /// The rows that the overview read last.
+    pub(super) fn overview(&self) -> &overview::Kept {
+        &self.inner.overview
+    }
+
     /// Something was changed from a page: what was rendered before is shown to nobody.
     pub(super) fn acted(&self) {
         self.inner.acts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Keeps what a request came to for the page that is shown next.
+    pub(super) fn keep(&self, request: &str, outcome: Outcome) {
+        let mut outcomes = self.outcomes();
+        outcomes.push_back((request.to_owned(), Instant::now(), outcome));
+        while outcomes.len() > OUTCOMES_MAX {
+            outcomes.pop_front();
+        }
+    }
+
+    fn outcomes(&self) -> std::sync::MutexGuard<'_, VecDeque<(String, Instant, Outcome)>> {
+        let outcomes = self.inner.outcomes.lock();
+        outcomes.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The outcome that the address names; nothing for one that is not known or long ago.
+    fn told(&self, query: &mut Query, query_text: &str) -> Option<Told> {
+        let request = query.take(TOLD)?;
+        let outcomes = self.outcomes();
+        let known = outcomes.iter().find(|(id, ..)| *id == request);
+        let (_, _, outcome) = known.filter(|(_, at, _)| at.elapsed() < TOLD_FOR)?;
+        let others = query_text.split('&').filter(|pair| {
+            let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
+            name != TOLD
+        });
+        Some(Told {
+            outcome: outcome.clone(),
+            without: format!("?{}", others.collect::<Vec<_>>().join("&")),
+        })
     }
 
     /// Answers with the page, or with those parts of it that the viewer has not.
@@ -244,10 +328,11 @@ impl Web {
     {
         let can_act = ask.caller.may(Right::Admin);
         let key = (format!("{}?{}", ask.path, ask.query_text), can_act);
-        let query = match ask.query {
+        let mut query = match ask.query {
             Ok(query) => query,
             Err(fault) => return frame::fault_page(&fault),
         };
+        let told = self.told(&mut query, &ask.query_text);
         let render = async {
             let Ok(_permit) = self.inner.rendering.try_acquire() else {
                 return Err(Trouble::Fault(Fault::overloaded()));
@@ -258,7 +343,7 @@ impl Web {
                 can_act,
                 state: read::state(&self.inner.app),
             };
-            rendered(build, look).await
+            rendered(build, look, told.as_ref()).await
         };
         let page = match self.slot(key) {
             None => render.await,
@@ -266,14 +351,20 @@ impl Web {
                 // One renders, the others wait for it.
                 let mut slot = slot.lock().await;
                 let acts = self.inner.acts.load(Ordering::Relaxed);
+                let began = Instant::now();
                 match &*slot {
-                    Some((at, of, page)) if at.elapsed() < FRESH && *of == acts => {
-                        Ok(Arc::clone(page))
+                    Some(shared) if began < shared.until && shared.acts == acts => {
+                        Ok(Arc::clone(&shared.page))
                     }
                     _ => {
                         let page = render.await;
                         if let Ok(page) = &page {
-                            *slot = Some((Instant::now(), acts, Arc::clone(page)));
+                            let took = began.elapsed().saturating_mul(COSTLY);
+                            *slot = Some(Shared {
+                                until: began + took.max(FRESH),
+                                acts,
+                                page: Arc::clone(page),
+                            });
                         }
                         page
                     }
@@ -315,7 +406,7 @@ impl Web {
     }
 }
 
-async fn rendered<F, B>(build: B, look: Look) -> Result<Arc<Rendered>, Trouble>
+async fn rendered<F, B>(build: B, look: Look, told: Option<&Told>) -> Result<Arc<Rendered>, Trouble>
 where
     B: FnOnce(Look) -> F,
     F: Future<Output = Result<Screen, Trouble>>,
@@ -326,6 +417,7 @@ where
     let can_act = look.can_act;
     let mut screen = build(look).await?;
     frame::add(&mut screen, &app, &state, can_act)?;
+    frame::tell(&mut screen, told)?;
     let body = (screen.layout)(&screen.parts)?;
     let marks = screen.parts.marks();
     let html = frame::page(&screen, &body, &marks, seq)?;
@@ -355,12 +447,17 @@ fn answer(page: &Rendered, has: Option<&str>, etag: Option<&HeaderValue>) -> Res
         if etag.is_some_and(|etag| etag.as_bytes() == page.etag.as_bytes()) {
             return (StatusCode::NOT_MODIFIED, headers).into_response();
         }
-        return html(StatusCode::OK, headers, page.html.clone());
+        let status = if page.parts.missing {
+            StatusCode::NOT_FOUND
+        } else {
+            StatusCode::OK
+        };
+        return html(status, headers, page.html.clone());
     };
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(KVGATE_PARTS, header(&page.marks));
     let mut changed = String::new();
-    for part in &page.parts.0 {
+    for part in &page.parts.parts {
         let mark = format!("{}={:08x}", part.id, part.mark);
         if !has.split(' ').any(|has| has == mark) {
             let _ = write!(
@@ -386,7 +483,6 @@ pub(super) fn html(status: StatusCode, mut headers: HeaderMap, html: String) -> 
         CONTENT_TYPE,
         HeaderValue::from_static("text/html; charset=utf-8"),
     );
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     if status == StatusCode::SERVICE_UNAVAILABLE {
         headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }

@@ -341,12 +341,9 @@ async fn a_retry_while_closes_are_off_says_so() {
     let refused = close(&app, "s", &json!({})).await.json();
     engines.answer_next(400, None).await;
     done(&app, &refused).await;
-    let policy = app.gate.view().policy.clone();
-    let off = Policy {
-        session_lifecycle: false,
-        ..Policy::clone(&policy)
-    };
-    app.gate.configure(off).await.unwrap();
+    let off = json!({"session_lifecycle": false});
+    let answer = app.patch("/v1/settings", &off).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
     let path = format!("/v1/closes/{}", text(&refused, "close_id"));
     let answer = app.post(&format!("{path}/retry"), &json!({})).await;
     assert_eq!((answer.status, answer.seq()), (200, None));

@@ -935,6 +935,7 @@ async fn the_document_and_the_routes_agree() {
         "DELETE /v1/leases/{lease_id}",
         "POST /v1/leases/{lease_id}/release",
         "POST /v1/leases/{lease_id}/renew",
+        "POST /v1/leases/{lease_id}/revoke",
         "GET /v1/queue",
         "GET /v1/tickets/{ticket_id}",
         "DELETE /v1/tickets/{ticket_id}",
@@ -954,6 +955,9 @@ async fn the_document_and_the_routes_agree() {
         "GET /v1/steps/current",
         "GET /v1/decisions",
         "GET /v1/history",
+        "GET /v1/settings",
+        "PATCH /v1/settings",
+        "GET /v1/audit",
         "GET /v1/backup",
         "GET /healthz",
         "GET /readyz",
@@ -973,9 +977,7 @@ async fn the_document_and_the_routes_agree() {
             .replace("{session_id}", "s")
             .replace("{close_id}", "1-0000000000000000")
             .replace("{code}", "draining");
-        let wrong = app
-            .send(app.client.patch(app.url(&concrete)).body(""))
-            .await;
+        let wrong = app.send(app.client.put(app.url(&concrete)).body("")).await;
         wrong.is_problem(405, "method_not_allowed");
         let allowed: BTreeSet<String> = wrong
             .header("allow")

@@ -55,6 +55,7 @@ async fn start(policy: Policy) -> (Gate, Switch) {
             program_admission: true,
             ..policy
         },
+        reset_settings: false,
         fleet: FleetConfig {
             has_router: false,
             static_engines: BTreeSet::from([engine()]),

@@ -315,6 +315,7 @@ impl Gate {
             salt: 1,
             seed: 1,
             policy: Policy::default(),
+            reset_settings: false,
             fleet: FleetConfig {
                 has_router: true,
                 static_engines: BTreeSet::new(),

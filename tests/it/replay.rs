@@ -118,6 +118,7 @@ fn salt() -> u64 {
 async fn gate(data: &Path, tape: &Tape) -> Gate {
     let config = WriterConfig {
         policy: policy(),
+        reset_settings: false,
         fleet: FleetConfig {
             has_router: true,
             static_engines: BTreeSet::new(),
@@ -351,7 +352,7 @@ fn replay(recorded: &[Recorded]) {
         match one {
             Recorded::Start(now) => match &mut model {
                 Some(model) => {
-                    let started = model.start(now.millis());
+                    let started = model.start(now.millis(), None, false);
                     assert!(started.decided.is_empty());
                 }
                 None => model = Some(Model::new(now.millis(), settings(), Vec::new())),

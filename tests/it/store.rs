@@ -1,7 +1,9 @@
 //! The store on redb: keeps exactly what the reference store keeps, and touches nothing it did not make.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fs;
+use std::mem::discriminant;
 use std::path::Path;
 
 use kvgate::store::{
@@ -9,17 +11,18 @@ use kvgate::store::{
 };
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{CallFailure, CallResult, CloseMode, CloseReason, CloseStage, EngineCall};
-use kvgate_core::command::{Acquire, CloseRequest, Command};
+use kvgate_core::command::{Acquire, Act, CloseRequest, Command, Operation};
 use kvgate_core::decision::Scope;
 use kvgate_core::effect::{CloseReply, Effect, Reply};
 use kvgate_core::ids::{EngineId, Label, RunId, SessionId, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
-use kvgate_core::policy::{Policy, RUNS_MAX};
+use kvgate_core::policy::{AdmissionScope, Policy, RUNS_MAX};
 use kvgate_core::reading::{Reading, Role, Round, RouterAnswer, StartMark, Worker};
+use kvgate_core::settings::{Change, SettingsChange};
 use kvgate_core::store::{Commit, Image, Store, StoreControl};
 use kvgate_core::tally::LocalBypass;
-use kvgate_core::ticket::Sent;
+use kvgate_core::ticket::{Sent, Stage};
 use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 
 /// Commits to the store under test and to the reference.
@@ -52,6 +55,7 @@ pub fn params(now: Timestamp) -> StartParams {
             session_idle_close: Some(Span::from_secs(20)),
             ..Policy::default()
         },
+        reset_settings: false,
         fleet: FleetConfig {
             has_router: true,
             static_engines: Default::default(),
@@ -125,6 +129,41 @@ pub fn close(session: &str, mode: CloseMode) -> Command {
     })
 }
 
+/// What an operator does: something else each time.
+pub fn operate(number: u64, image: &Image) -> Command {
+    let held = image.tickets.iter().find_map(|ticket| match &ticket.stage {
+        Stage::Held(lease) => Some(lease.id),
+        Stage::Waiting { .. } | Stage::Ended(_) => None,
+    });
+    let failed = image.closes.iter().rev().find(|close| close.has_failed());
+    let act = match number % 6 {
+        0 => Act::Configure(SettingsChange {
+            headroom: Change::Value(Ppm::clamped(800_000 + u32::try_from(number).unwrap())),
+            expected_decode_cap: Change::Value((number % 12 == 0).then(|| tokens(500))),
+            scope: Change::Value(AdmissionScope::All),
+            ..SettingsChange::default()
+        }),
+        1 => Act::Cancel(TicketId::new(&format!("by an operator {number}")).unwrap()),
+        2 => Act::Close(CloseRequest {
+            session: SessionId::new(&format!("operator's {}", number % 7)).unwrap(),
+            mode: CloseMode::Abort,
+            reason: None,
+        }),
+        3 if failed.is_some() => Act::RetryClose(failed.unwrap().id),
+        4 if held.is_some() => Act::Revoke(held.unwrap()),
+        _ => Act::Configure(SettingsChange {
+            headroom: Change::Configured,
+            max_wait: Change::Value(Span::from_millis(20_000 + number)),
+            paused: Change::Value(false),
+            ..SettingsChange::default()
+        }),
+    };
+    Command::Operate(Operation {
+        who: Label::new("betrieb/ß").unwrap(),
+        act,
+    })
+}
+
 /// A step of one of two runs; the run without a name is one of them.
 pub fn take_step(run: u64, step: u64) -> Command {
     let run = if run.is_multiple_of(2) { "" } else { "lauf/ß" };
@@ -163,7 +202,7 @@ pub fn outcomes(effects: &[Effect]) -> Command {
 
 /// DUR1, DUR2: whatever a turn promised is on disk as the reference store has it: waiters, leases,
 /// ended tickets, markers, epochs, engines, starts, closes, last uses of sessions, windows of runs, step
-/// reports and counters, over several starts, some of which begin an hour later.
+/// reports, settings, audit and counters, over several starts, some of which begin an hour later.
 #[test]
 fn keeps_what_the_reference_store_keeps() {
     let directory = tempfile::tempdir().unwrap();
@@ -176,6 +215,7 @@ fn keeps_what_the_reference_store_keeps() {
         let mut params = params(now);
         // Last uses are forgotten when idle sessions are closed no more.
         params.policy.session_idle_close.take_if(|_| start == 2);
+        params.reset_settings = start == 3;
         let mut both = Both {
             redb: opened.store,
             memory,
@@ -233,6 +273,9 @@ fn keeps_what_the_reference_store_keeps() {
                     step: 0,
                 });
             }
+            if turn % 2 == 1 {
+                turning.handle(operate(start * 20 + turn / 2, &both.memory.image()));
+            }
             let Ok(committed) = turning.finish().commit(&mut both);
             machine = committed.machine;
             effects = committed.effects;
@@ -254,6 +297,14 @@ fn keeps_what_the_reference_store_keeps() {
     assert_eq!(image.steps.len(), 52);
     assert!(image.tickets.len() > 100 && image.epochs.len() >= 4 && image.starts.len() == 4);
     assert!(seen.is_everything(), "{seen:?}");
+    let acts: BTreeSet<_> = image
+        .audit
+        .iter()
+        .map(|entry| discriminant(&entry.act))
+        .map(|act| format!("{act:?}"))
+        .collect();
+    assert_eq!(acts.len(), 6, "every kind of act");
+    assert!(image.overrides.changed_at.is_some());
 
     // A logical copy, and a store written in one go from it, hold the same.
     let copy: Vec<u8> = CopyPieces::new(image.clone()).flatten().collect();
@@ -429,7 +480,7 @@ fn refuses_a_newer_schema() {
             error,
             OpenError::Newer {
                 found: 99,
-                known: 3,
+                known: 4,
                 ..
             }
         ),

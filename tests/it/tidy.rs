@@ -30,6 +30,7 @@ const BUILT: &[(&str, &[u32])] = &[
     ("CNT", &[1]),
     ("REP", &[1]),
     ("DUR", &[1, 2, 3, 4, 5, 6]),
+    ("SET", &[]),
 ];
 
 /// Prefixes of rules that are not built yet.
@@ -53,6 +54,9 @@ const ROOMS: &[(&str, &[&str], &str)] = &[
     ("utoipa", &["src/http/", "src/web/", "crates/api/"], "schemas belong to the wire types"),
     ("utoipa_axum", &["src/http/", "src/web/"], "routes belong to the HTTP room"),
     ("reqwest", &["src/fleet/", "src/demo/", "src/cli.rs", "src/cli/", "src/check.rs", "src/check/", "clients/rust/src/wire.rs", "clients/rust/src/config.rs"], "readings belong to the fleet room, calls of the client to its wire"),
+    ("sha2", &["src/access/"], "secrets are hashed and compared in the access room"),
+    ("subtle", &["src/access/"], "secrets are hashed and compared in the access room"),
+    ("cookie", &["src/access/"], "the cookie of a log-in is made in the access room"),
     ("prometheus_client", &["src/telemetry.rs", "src/telemetry/", "src/http/"], "metrics are made in the telemetry room"),
     ("askama", &["src/web/"], "templates belong to the web room"),
     ("clap", &["src/cli.rs", "src/cli/", "src/config.rs", "src/config/", "src/main.rs"], "hand on a checked configuration instead of arguments"),
@@ -71,6 +75,7 @@ const NEVER: &[(&str, &[&str], &str)] = &[
     ("crates/", &["tokio", "tracing", "kvgate"], "the packages below the service stay plain libraries"),
     ("clients/rust/", &["kvgate", "kvgate_core", "kvgate_sim"], "a client knows the wire, and nothing behind it"),
     ("migrations/", &["tokio", "kvgate_core", "kvgate_api"], "a step owns frozen copies of what it reads and writes"),
+    ("src/access/", &["axum", "tokio", "crate::store", "crate::gate", "crate::http", "crate::web", "crate::fleet"], "who may ask is judged from plain values"),
     ("src/store/", &["tokio"], "a store is synchronous, on the writer's own thread"),
     ("src/store/", &["crate::gate", "crate::http", "crate::web", "crate::fleet", "crate::history"], "a store knows records and images only"),
     ("src/gate/", &["crate::http", "crate::web", "crate::fleet", "crate::history"], "the gate is called; it calls nobody but core and store"),
@@ -306,6 +311,35 @@ fn nothing_is_left_for_later_and_tests_do_not_sleep() {
             }
         }
     }
+    report(&faults);
+}
+
+/// The table of attacks says which test tries each of them.
+#[test]
+fn every_test_that_the_security_page_names_is_there() {
+    let tree = tree();
+    let page = tree.iter().find(|file| file.path == "docs/SECURITY.md");
+    let page = page.expect("the tree has docs/SECURITY.md");
+    let mut faults = Vec::new();
+    let mut count = 0;
+    for (number, line) in page.text.lines().enumerate() {
+        let names = line.split('`').filter(|part| part.contains("::"));
+        for name in names {
+            count += 1;
+            let function = name.rsplit("::").next().unwrap_or(name);
+            let start = format!("fn {function}(");
+            let is_there = tree
+                .iter()
+                .any(|file| file.path.ends_with(".rs") && file.text.contains(&start));
+            if !is_there {
+                faults.push(format!(
+                    "docs/SECURITY.md:{}: there is no test `{name}`; name the one that holds the line",
+                    number + 1
+                ));
+            }
+        }
+    }
+    assert!(count > 20, "the table is read: {count}");
     report(&faults);
 }
 

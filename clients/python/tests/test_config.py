@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,45 @@ def test_the_token_is_never_printed() -> None:
     config = GateConfig(token="very-secret")
     for text in (repr(config), str(config), repr(AsyncGate(config)), repr(Gate(config))):
         assert "very-secret" not in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "secret-1",
+        "# a comment\n\n secret-1 \r\nsecret-2\n",
+        "name:client:secret-1\nother:admin:secret-2\n",
+        "name : client : secret-1",
+    ],
+)
+def test_a_token_stands_on_the_first_line_of_its_file(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVGATE_TOKEN", raising=False)
+    file = tmp_path / "token"
+    file.write_text(text)
+    assert GateConfig(token_file=file).token == "secret-1"
+    monkeypatch.setenv("KVGATE_TOKEN_FILE", str(file))
+    config = GateConfig()
+    assert config.token == "secret-1"
+    assert "secret" not in repr(config)
+    file.unlink()
+    assert pickle.loads(pickle.dumps(config)) == config, "a copy needs no file"
+    assert GateConfig(token="secret-3").token == "secret-3", "a token goes before a file"
+
+
+@pytest.mark.parametrize("data", [b"", b"# nothing\n", b"name:client:", b"name:client: \nsecret:a:b", b"secret-\xff"])
+def test_a_token_file_without_a_token_fails_at_once(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVGATE_TOKEN", raising=False)
+    file = tmp_path / "token"
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match="token_file") as caught:
+        GateConfig(token_file=file)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="token_file"):
+        GateConfig(token_file=tmp_path / "missing")
 
 
 @pytest.mark.parametrize("kind", [AsyncGate, Gate, AdmissionClient])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
 
 import pytest
 from conftest import StartGate
+from processes import Fleet, Service, serve_arguments
 
 from kvgate import AdmissionClient, AsyncGate, GateConfig
 
@@ -91,3 +93,25 @@ async def test_the_keys_of_a_report_suit_trackers(start_gate: StartGate) -> None
     parts = {tuple(key.split("/")) for key in report}
     assert all(len(key) == 3 for key in parts)
     assert {key[1] for key in parts} == {"session", "admission", "budget"}
+
+
+async def test_a_gate_that_asks_for_tokens(fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The gate's own token file serves as a client's; with a wrong token the work goes on, unguarded."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("rollout:client:token-of-the-rollout-1\n")
+    tokens.chmod(0o600)
+    service = Service(tmp_path / "data", *serve_arguments(fleet.engines(), "--token-file", str(tokens)))
+    try:
+        service.start()
+        async with AsyncGate(GateConfig(url=service.url, token_file=tokens)) as gate:
+            async with gate.lease(session_id="s", reservation_tokens=1) as lease:
+                assert lease.reason in {"capacity_available", "degraded"}
+            assert (await gate.close_session("s")).state == "disabled"
+        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+        async with AsyncGate(GateConfig(url=service.url, token="token-of-nobody-at-all")) as gate:
+            async with gate.lease(session_id="s", reservation_tokens=1) as lease:
+                assert (lease.action, lease.reason) == ("bypass", "refused")
+        assert "status 401 unauthorized" in caplog.text
+        assert "token-of" not in caplog.text
+    finally:
+        service.close()

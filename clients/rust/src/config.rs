@@ -1,6 +1,9 @@
 //! How a gate is reached, and how patient its callers are.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Where a gate is when nothing else is said.
@@ -8,6 +11,9 @@ pub const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 
 /// The gate's own bound of `wait_s`.
 const WINDOW_MAX: Duration = Duration::from_secs(60);
+
+/// So much of a token file is read: the gate's own may have a thousand lines.
+const TOKEN_FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Longest time of any setting. It keeps sums of times in range.
 const TIME_MAX: Duration = Duration::from_secs(365 * 86_400);
@@ -19,6 +25,9 @@ pub struct GateConfig {
     pub url: String,
     /// Bearer token; `KVGATE_TOKEN` when it is set.
     pub token: Option<Token>,
+    /// File with the token, read when the gate object is made and there is no `token`; `KVGATE_TOKEN_FILE` when it is
+    /// set. The token stands on its first line, alone or as in the gate's own file: `name:scope:token`.
+    pub token_file: Option<PathBuf>,
     /// A name of this caller for the gate's lists.
     pub client: Option<String>,
     /// Name of the run in step reports; a fresh one for each gate object when not given.
@@ -46,6 +55,7 @@ impl Default for GateConfig {
         Self {
             url: variable("KVGATE_URL").unwrap_or_else(|| DEFAULT_URL.to_owned()),
             token: variable("KVGATE_TOKEN").map(Token::new),
+            token_file: variable("KVGATE_TOKEN_FILE").map(PathBuf::from),
             client: None,
             run: None,
             ttl: Duration::from_secs(600),
@@ -82,6 +92,9 @@ impl GateConfig {
             return Err(GateError::Url(self.url));
         }
         self.url.truncate(self.url.trim_end_matches('/').len());
+        if let (None, Some(path)) = (&self.token, &self.token_file) {
+            self.token = Some(Token::read(path)?);
+        }
         let above_0 = [
             ("ttl", self.ttl),
             ("call_timeout", self.call_timeout),
@@ -128,6 +141,25 @@ impl Token {
         Self(token.into())
     }
 
+    /// The token of the first line that is neither empty nor a comment.
+    fn read(path: &Path) -> Result<Self, GateError> {
+        let unreadable = |error| GateError::TokenFile(path.to_path_buf(), error);
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(TOKEN_FILE_BYTES_MAX).read_to_string(&mut text))
+            .map_err(unreadable)?;
+        let lines = text.lines().map(str::trim);
+        let mut lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let token = lines
+            .next()
+            .and_then(|line| line.splitn(3, ':').last())
+            .map(str::trim);
+        match token {
+            Some(token) if !token.is_empty() => Ok(Self::new(token)),
+            _ => Err(unreadable(io::Error::other("it holds no token"))),
+        }
+    }
+
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
@@ -152,6 +184,9 @@ pub enum GateError {
     /// The token cannot stand in a header.
     #[error("the token has characters that no header takes")]
     Token,
+    /// The file with the token gives none.
+    #[error("the token file {0:?} cannot be used: {1}")]
+    TokenFile(PathBuf, #[source] io::Error),
     /// There is no runtime to work in.
     #[error("a gate is made inside a tokio runtime, which then does its work")]
     NoRuntime,
@@ -203,6 +238,52 @@ mod tests {
         }
         let right = GateConfig::at("http://[::1]:7070/").checked().unwrap();
         assert_eq!(right.url, "http://[::1]:7070");
+    }
+
+    #[test]
+    fn a_token_stands_on_the_first_line_of_its_file() {
+        let path = std::env::temp_dir().join(format!("kvgate-token-{}", std::process::id()));
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let config = GateConfig {
+                token: None,
+                token_file: Some(path.clone()),
+                ..GateConfig::default()
+            };
+            config.checked()
+        };
+        for text in [
+            "secret-1",
+            "# a comment\n\n secret-1 \r\nsecret-2\n",
+            "name:client:secret-1\nother:admin:secret-2\n",
+            "name : client : secret-1",
+        ] {
+            let config = read(text).unwrap();
+            assert_eq!(config.token.unwrap().as_str(), "secret-1", "{text}");
+        }
+        for text in [
+            "",
+            "# nothing\n",
+            "name:client:",
+            "name:client: \nsecret-1:a:b",
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(matches!(error, GateError::TokenFile(..)), "{text}");
+            assert!(!format!("{error} {error:?}").contains("secret"));
+        }
+        let both = GateConfig {
+            token: Some(Token::new("secret-3")),
+            token_file: Some(path.clone()),
+            ..GateConfig::default()
+        };
+        assert_eq!(both.checked().unwrap().token.unwrap().as_str(), "secret-3");
+        std::fs::remove_file(&path).unwrap();
+        let missing = GateConfig {
+            token: None,
+            token_file: Some(path),
+            ..GateConfig::default()
+        };
+        assert!(matches!(missing.checked(), Err(GateError::TokenFile(..))));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::answer::is_false;
-use crate::words::{CancelOutcome, ReleaseOutcome, Scope, WaitReason};
+use crate::words::{CancelOutcome, ReleaseOutcome, RevokeOutcome, Scope, WaitReason};
 
 /// A held lease.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -82,6 +82,14 @@ pub struct Listing<T> {
 pub struct ReleaseResult {
     /// What it did.
     pub outcome: ReleaseOutcome,
+}
+
+/// To a revocation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RevokeResult {
+    /// What it did.
+    pub outcome: RevokeOutcome,
 }
 
 /// To a cancel.

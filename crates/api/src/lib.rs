@@ -13,6 +13,7 @@ mod problem;
 mod report;
 mod request;
 mod session;
+mod settings;
 mod status;
 mod words;
 
@@ -21,7 +22,7 @@ pub use answer::{
     WaitResults,
 };
 pub use batch::{BatchOperation, BatchRequest, BatchResult, BatchResults};
-pub use lease::{CancelResult, Lease, Listing, ReleaseResult, Waiter};
+pub use lease::{CancelResult, Lease, Listing, ReleaseResult, RevokeResult, Waiter};
 pub use problem::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
 pub use report::{Decision, Decisions, History, SeriesPoints, StepReport, StepRequest};
 pub use request::{
@@ -29,12 +30,14 @@ pub use request::{
     ReleaseRequest, RenewOperation, RenewRequest, WaitRequest,
 };
 pub use session::{Close, CloseAnswer, CloseDisabled, CloseEngine, Session};
+pub use settings::{AuditEntry, Change, DecodeCap, Setting, Settings, SettingsChange};
 pub use status::{
     BadRouterEntry, Budget, Closes, Engine, Engines, EpochChange, Features, Health, Leases, Notice,
     Pressure, Queue, Router, State, StoreFigures, Version,
 };
 pub use words::{
-    AdmitReason, BypassReason, CancelOutcome, CancelReason, CloseEngineState, CloseMode, CloseOff,
-    CloseReason, CloseState, DecisionAction, EndReason, EndedAs, EngineKind, EngineRole,
-    EpochCause, ReadingSource, ReleaseOutcome, Scope, Severity, StoreState, WaitReason,
+    AdmissionScope, AdmitReason, AuditAction, BypassReason, CancelOutcome, CancelReason,
+    CloseEngineState, CloseMode, CloseOff, CloseReason, CloseState, DecisionAction, EndReason,
+    EndedAs, EngineKind, EngineRole, EpochCause, NoCap, ReadingSource, ReleaseOutcome,
+    RevokeOutcome, Scope, SettingOrigin, Severity, StoreState, WaitReason,
 };

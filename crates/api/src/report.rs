@@ -37,7 +37,7 @@ pub struct StepReport {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// `GET /v1/decisions`: what was decided, oldest first.
+/// `GET /v1/decisions`: what was decided, and how leases ended, oldest first.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Decisions {
@@ -45,7 +45,7 @@ pub struct Decisions {
     pub items: Vec<Decision>,
     /// `after` of the next call: what comes then.
     pub next: u64,
-    /// More are there already.
+    /// More are there already; after a call with `before`, older ones.
     pub more: bool,
 }
 
@@ -69,12 +69,15 @@ pub struct Decision {
     /// What was decided.
     pub action: DecisionAction,
     /// Why, in the words of an acquire's answer; for a cancelled ticket `withdrawn`, `session_closed`, `dropped` or
-    /// `taken_back`.
+    /// `taken_back`; for a lease that ended `released`, `expired`, `revoked` or `cancelled`.
     pub reason: String,
     /// Tokens asked for.
     pub reservation_tokens: u64,
     /// Time in line until then.
     pub waited_s: f64,
+    /// How long the lease was held that ended; absent for all others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_s: Option<f64>,
     /// Worker-set generation.
     pub epoch: u64,
     /// Reserved before the decision.

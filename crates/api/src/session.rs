@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::answer::is_false;
 use crate::lease::{Lease, Waiter};
 use crate::words::{CloseEngineState, CloseMode, CloseOff, CloseReason, CloseState};
 
@@ -39,6 +40,9 @@ pub struct Close {
     pub engines: Vec<CloseEngine>,
     /// How many engines stand in a state; those that are not listed are counted too.
     pub counts: BTreeMap<CloseEngineState, u32>,
+    /// It is done, and engines refused it or were never reached; present when `true`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub failed: bool,
     /// Engine requests that were not aborted, since an engine would have aborted those of another session with them;
     /// present when there are some, at most 16.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

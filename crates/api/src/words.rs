@@ -22,7 +22,7 @@ words! {
         /// An evaluation request.
         Eval,
     }
-    /// What was decided about a request.
+    /// What was decided about a request, or that its lease ended.
     DecisionAction {
         /// A lease was granted.
         Admit,
@@ -32,6 +32,8 @@ words! {
         Bypass,
         /// It was withdrawn, or its grant was taken back.
         Cancelled,
+        /// Its lease ended, after it was claimed.
+        Ended,
     }
     /// Why a request was admitted.
     AdmitReason {
@@ -92,6 +94,51 @@ words! {
         Released,
         /// It was given back before.
         AlreadyReleased,
+    }
+    /// What a revocation did.
+    RevokeOutcome {
+        /// The lease ended now.
+        Revoked,
+    }
+    /// Which requests admission applies to.
+    AdmissionScope {
+        /// Training requests only.
+        Train,
+        /// Training and evaluation requests.
+        All,
+    }
+    /// No bound.
+    NoCap {
+        /// No bound.
+        None,
+    }
+    /// Who set a setting.
+    SettingOrigin {
+        /// Nobody.
+        Default,
+        /// The configuration file.
+        File,
+        /// An environment variable.
+        Env,
+        /// The command line.
+        Flag,
+        /// An operator, while the gate ran.
+        RunTime,
+    }
+    /// What an operator did.
+    AuditAction {
+        /// Settings were changed.
+        SettingsChanged,
+        /// A start returned all settings to what is configured.
+        SettingsReset,
+        /// A lease was revoked.
+        LeaseRevoked,
+        /// A ticket was cancelled.
+        TicketCancelled,
+        /// A session was closed.
+        SessionClosed,
+        /// A close was sent once more.
+        CloseRetried,
     }
     /// What a cancel met.
     CancelOutcome {

@@ -80,6 +80,11 @@ impl Closes {
         self.rows.is_empty()
     }
 
+    /// All that are remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
     /// Intents that are not done.
     pub(crate) fn open(&self) -> usize {
         self.rows.len().saturating_sub(self.finished.len())

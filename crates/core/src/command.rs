@@ -4,11 +4,13 @@ use alloc::vec::Vec;
 
 use crate::close::{CallId, CallResult, CloseMode, CloseReason};
 use crate::decision::Scope;
+use crate::decisions::DecisionsWanted;
 use crate::ids::{
-    CloseId, CloseNo, Issue, Label, LeaseId, RowNo, RunId, SessionId, SessionNo, StepNo, TicketId,
+    AuditNo, CloseId, CloseNo, Issue, Label, LeaseId, RowNo, RunId, SessionId, SessionNo, StepNo,
+    TicketId,
 };
-use crate::policy::Policy;
 use crate::reading::Round;
+use crate::settings::SettingsChange;
 use crate::tally::LocalBypass;
 use crate::ticket::Sent;
 use crate::units::Span;
@@ -37,8 +39,6 @@ pub enum Command {
         /// New life; `None` keeps the present one.
         ttl: Option<Span>,
     },
-    /// Take a lease away, as an operator.
-    Revoke(LeaseId),
     /// Withdraw a ticket in whatever state.
     Cancel(TicketId),
     /// End a session: a close intent, or the one that runs already (CLO2).
@@ -49,8 +49,8 @@ pub enum Command {
     Called(Vec<(CallId, CallResult)>),
     /// A reading round ended.
     Round(Round),
-    /// Change the settings; they were validated.
-    Configure(Policy),
+    /// An operator acts: handled as the plain command, and kept in the audit when it changed something.
+    Operate(Operation),
     /// Callers report what they decided by themselves.
     LocalBypasses(Vec<(LocalBypass, u64)>),
     /// Read one lease.
@@ -80,18 +80,39 @@ pub enum Command {
     PeekStep(RunId),
     /// Read a slice of the step reports, newest first: `from` is the highest number looked at.
     ListSteps(Slice<StepNo>),
+    /// Read a slice of the audit, newest first: `from` is the highest number looked at.
+    ListAudit(Slice<AuditNo>),
     /// Read decisions, oldest first.
-    ListDecisions {
-        /// Only those after this number; `None` for the last ones.
-        after: Option<u64>,
-        /// How many at most.
-        most: usize,
-    },
+    ListDecisions(DecisionsWanted),
     /// Read the epochs, newest first.
     ListEpochs,
     /// Read everything that a restart would bring back, for a copy of the store. The only read whose
     /// cost grows with what is kept.
     ReadImage,
+}
+
+/// Something that an operator does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Operation {
+    /// Who, by name.
+    pub who: Label,
+    /// What.
+    pub act: Act,
+}
+
+/// What an operator does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Act {
+    /// Change settings.
+    Configure(SettingsChange),
+    /// Take a lease away.
+    Revoke(LeaseId),
+    /// Withdraw a ticket in whatever state.
+    Cancel(TicketId),
+    /// End a session.
+    Close(CloseRequest),
+    /// Send a close once more to the engines where it failed.
+    RetryClose(CloseId),
 }
 
 /// Ask for a lease.

@@ -1,12 +1,15 @@
-//! The last decisions, each with the figures that it was made from. Kept in memory only (section 9).
+//! The last decisions and ends of leases, each with the figures of its moment. Kept in memory only
+//! (section 9).
 
 use alloc::collections::VecDeque;
+use alloc::string::String;
 use alloc::vec::Vec;
 
+use crate::command::SLICE_MAX;
 use crate::decision::{BypassReason, Scope, WaitReason};
 use crate::ids::{Epoch, Label, SessionId, TicketId};
 use crate::policy::DECISIONS_KEPT;
-use crate::tally::CancelledHow;
+use crate::tally::{CancelledHow, LeaseEnd};
 use crate::units::{Ppm, Span, Timestamp, Tokens};
 
 /// What was decided.
@@ -20,6 +23,8 @@ pub enum Decided {
     Bypass(BypassReason),
     /// It was withdrawn, or its grant was taken back.
     Cancelled(CancelledHow),
+    /// Its lease ended, after it was claimed.
+    Ended(LeaseEnd),
 }
 
 /// The figures of the moment, before the decision changed them.
@@ -62,10 +67,72 @@ pub struct DecisionEntry {
     pub reservation: Tokens,
     /// Time in line until then.
     pub waited: Span,
+    /// How long the lease was held that ended; `None` for all others.
+    pub held: Option<Span>,
     /// What was decided.
     pub decided: Decided,
     /// From what.
     pub moment: Moment,
+}
+
+/// Which decisions a reader wants. What is `None` or empty leaves nothing out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DecisionsWanted {
+    /// Those after or before a number.
+    pub place: DecisionsPlace,
+    /// How many at most; never more than [`SLICE_MAX`].
+    pub most: usize,
+    /// Those that came to one of these.
+    pub decided: Vec<Decided>,
+    /// Those about this ticket.
+    pub ticket: Option<TicketId>,
+    /// Those of this session.
+    pub session: Option<SessionId>,
+    /// Those with this text in ticket, session or client.
+    pub part: Option<String>,
+}
+
+/// From where decisions are read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DecisionsPlace {
+    /// The first ones after a number.
+    After(u64),
+    /// The last ones before a number.
+    Before(u64),
+}
+
+impl DecisionsWanted {
+    /// The last ones, whatever they are.
+    #[must_use]
+    pub const fn last(most: usize) -> Self {
+        Self {
+            place: DecisionsPlace::Before(u64::MAX),
+            most,
+            decided: Vec::new(),
+            ticket: None,
+            session: None,
+            part: None,
+        }
+    }
+
+    fn takes(&self, entry: &DecisionEntry) -> bool {
+        let has = |text: &str| self.part.as_deref().is_none_or(|part| text.contains(part));
+        (self.decided.is_empty() || self.decided.contains(&entry.decided))
+            && self
+                .ticket
+                .as_ref()
+                .is_none_or(|ticket| *ticket == entry.ticket)
+            && (self.session.is_none() || self.session == entry.session)
+            && (has(entry.ticket.as_str())
+                || entry
+                    .session
+                    .as_ref()
+                    .is_some_and(|session| has(session.as_str()))
+                || entry
+                    .client
+                    .as_ref()
+                    .is_some_and(|client| has(client.as_str())))
+    }
 }
 
 /// The last decisions.
@@ -99,17 +166,24 @@ impl Decisions {
         });
     }
 
-    /// The first ones after a number, oldest first, and whether more follow.
-    pub(crate) fn after(&self, number: u64, most: usize) -> (Vec<DecisionEntry>, bool) {
-        let from = self.ring.partition_point(|entry| entry.number <= number);
-        let mut rest = self.ring.range(from..);
-        let entries = rest.by_ref().take(most).cloned().collect();
-        (entries, rest.next().is_some())
-    }
-
-    /// The last ones, oldest first.
-    pub(crate) fn last(&self, most: usize) -> Vec<DecisionEntry> {
-        let from = self.ring.len().saturating_sub(most);
-        self.ring.range(from..).cloned().collect()
+    /// Those that are wanted, oldest first, and whether there are more on that side.
+    pub(crate) fn read(&self, wanted: &DecisionsWanted) -> (Vec<DecisionEntry>, bool) {
+        let most = wanted.most.min(SLICE_MAX);
+        match wanted.place {
+            DecisionsPlace::After(number) => {
+                let from = self.ring.partition_point(|entry| entry.number <= number);
+                let mut rest = self.ring.range(from..).filter(|entry| wanted.takes(entry));
+                let entries = rest.by_ref().take(most).cloned().collect();
+                (entries, rest.next().is_some())
+            }
+            DecisionsPlace::Before(number) => {
+                let until = self.ring.partition_point(|entry| entry.number < number);
+                let looked_at = self.ring.range(..until).rev();
+                let mut rest = looked_at.filter(|entry| wanted.takes(entry));
+                let mut entries: Vec<DecisionEntry> = rest.by_ref().take(most).cloned().collect();
+                entries.reverse();
+                (entries, rest.next().is_some())
+            }
+        }
     }
 }

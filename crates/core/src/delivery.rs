@@ -176,8 +176,9 @@ impl Turn {
     /// What closes do by themselves: after expiries and the queue, so that a newer use of the
     /// session in the same turn comes first.
     pub(crate) fn pass_closes(&mut self, left: &mut usize) {
-        // Before the first reading the members may be old, and no call goes out.
-        if !self.machine.policy.session_lifecycle || self.machine.is_starting() {
+        // Before the first reading the members may be old, and no call goes out. Open intents go on to
+        // their end with the feature off too: they were promised.
+        if self.machine.is_starting() {
             return;
         }
         let judged_at = self.machine.judged_at();
@@ -201,7 +202,7 @@ impl Turn {
 
     /// CLO11.
     fn close_idle(&mut self, judged_at: Timestamp, left: &mut usize) {
-        let Some(limit) = self.machine.policy.session_idle_close else {
+        let Some(limit) = self.machine.idle_close() else {
             return;
         };
         while *left > 0 && self.machine.state.closes.open() < CLOSES_OPEN_MAX {

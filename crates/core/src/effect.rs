@@ -1,13 +1,17 @@
 //! What comes out of a turn once it is durable: answers to commands and decisions of the queue.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use crate::audit::AuditEntry;
 use crate::close::{CloseIntent, EngineCall};
 use crate::decision::{BypassReason, CancelReason, EndHow, WaitReason};
 use crate::decisions::DecisionEntry;
 use crate::ids::{Epoch, LeaseId, Seq, SessionId, SessionNo, TicketId};
+use crate::policy::PolicyError;
 use crate::report::StepReport;
+use crate::settings::Settings;
 use crate::state::EpochEntry;
 use crate::store::Image;
 use crate::ticket::{Lease, Terms};
@@ -90,6 +94,10 @@ pub enum Reply {
     Step(Box<StepReport>),
     /// To a list of steps, newest first.
     Steps(Page<StepReport>),
+    /// To a change of the settings: as they are then.
+    Settings(Result<Arc<Settings>, PolicyError>),
+    /// To a list of the audit, newest first.
+    Audit(Page<AuditEntry>),
     /// To a list of decisions, oldest first.
     Decisions(Page<DecisionEntry>),
     /// To a list of epochs, newest first.

@@ -1,6 +1,9 @@
 //! What a durable turn did that readers measure and the log tells. Nobody is answered with it, nothing
 //! is kept of it, and a turn that failed leaves none.
 
+use alloc::boxed::Box;
+
+use crate::audit::AuditEntry;
 use crate::decision::Scope;
 use crate::ids::{LeaseId, SessionId, TicketId};
 use crate::tally::LeaseEnd;
@@ -41,6 +44,8 @@ pub enum Event {
         /// What it had reserved.
         reservation: Tokens,
     },
+    /// An operator did something: the log names who, and what.
+    Operated(Box<AuditEntry>),
 }
 
 /// As what a ticket that had waited was counted.

@@ -96,6 +96,10 @@ text_id! {
     RunId: checked_unless_empty
 }
 
+/// Number of an entry of the audit, from 1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct AuditNo(pub u64);
+
 /// Number of a step report, from 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StepNo(pub u64);

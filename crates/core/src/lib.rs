@@ -9,6 +9,7 @@
 
 extern crate alloc;
 
+pub mod audit;
 pub mod batch;
 pub mod capacity;
 pub mod close;
@@ -26,6 +27,7 @@ mod ledger;
 mod lifecycle;
 pub mod machine;
 pub mod memory;
+mod operate;
 mod pass;
 pub mod policy;
 mod presence;
@@ -35,6 +37,7 @@ pub mod reading;
 pub mod record;
 pub mod report;
 mod sessions;
+pub mod settings;
 pub mod state;
 mod steps;
 pub mod store;

@@ -10,13 +10,12 @@ use crate::close::{
 use crate::command::CloseRequest;
 use crate::decision::EndHow;
 use crate::delivery::pending;
-use crate::effect::{CloseReply, Reply, RetryRefused, Tag};
+use crate::effect::{CloseReply, RetryRefused};
 use crate::fanout::Job;
 use crate::ids::{CloseId, CloseNo, EngineId, Label, RowNo, Seq, SessionId, TicketId};
 use crate::machine::Machine;
 use crate::policy::{
-    CLOSE_EXCEPTIONS_MAX, CLOSES_OPEN_MAX, DECISIONS_PER_TURN, Policy, REOPENED_WITHIN,
-    RESTART_GRACE,
+    CLOSE_EXCEPTIONS_MAX, CLOSES_OPEN_MAX, DECISIONS_PER_TURN, REOPENED_WITHIN, RESTART_GRACE,
 };
 use crate::tally::CancelledHow;
 use crate::turn::Turn;
@@ -47,9 +46,9 @@ impl Turn {
     // ---- requests ------------------------------------------------------------------------
 
     /// CLO2.
-    pub(crate) fn close(&mut self, tag: Tag, request: CloseRequest) {
+    pub(crate) fn close(&mut self, request: CloseRequest) -> (Option<Seq>, CloseReply) {
         if !self.machine.policy.session_lifecycle {
-            return self.reply(tag, None, Reply::Close(CloseReply::Disabled));
+            return (None, CloseReply::Disabled);
         }
         let CloseRequest {
             session,
@@ -64,20 +63,19 @@ impl Turn {
                 self.edit_close(number, |close| close.mode = CloseMode::Abort);
                 self.abort_leases(number);
             }
-            return self.reply_close(tag, seq, number);
+            return (seq, self.taken(number));
         }
         if self.machine.state.closes.open() >= CLOSES_OPEN_MAX {
-            return self.reply(tag, None, Reply::Close(CloseReply::Full));
+            return (None, CloseReply::Full);
         }
         let (number, seq) = self.begin_close(session, mode, reason);
-        self.reply_close(tag, Some(seq), number);
+        (Some(seq), self.taken(number))
     }
 
-    fn reply_close(&mut self, tag: Tag, seq: Option<Seq>, number: CloseNo) {
-        if let Some(close) = self.machine.state.closes.get(number) {
-            let reply = Reply::Close(CloseReply::Taken(close.clone()));
-            self.reply(tag, seq, reply);
-        }
+    /// An intent that stands in the book.
+    fn taken(&self, number: CloseNo) -> CloseReply {
+        let close = self.machine.state.closes.get(number).cloned();
+        close.map_or(CloseReply::Full, CloseReply::Taken)
     }
 
     /// A new intent; its waiters are withdrawn, its requests aborted if that is wanted (CLO3).
@@ -192,7 +190,10 @@ impl Turn {
     }
 
     /// Failed engines once more. A close that comes late must not hit a newer use of the session (CLO8).
-    pub(crate) fn retry_close(&mut self, tag: Tag, id: CloseId) {
+    pub(crate) fn retry_close(
+        &mut self,
+        id: CloseId,
+    ) -> (Option<Seq>, Result<CloseIntent, RetryRefused>) {
         let refused = match self.machine.state.closes.find(id) {
             None => Some(RetryRefused::NotFound),
             Some(_) if !self.machine.policy.session_lifecycle => Some(RetryRefused::Disabled),
@@ -203,13 +204,11 @@ impl Turn {
             }
         };
         if let Some(refused) = refused {
-            return self.reply(tag, None, Reply::RetryClose(Err(refused)));
+            return (None, Err(refused));
         }
         let seq = self.retry_failed(id.number);
-        if let Some(close) = self.machine.state.closes.get(id.number) {
-            let reply = Reply::RetryClose(Ok(close.clone()));
-            self.reply(tag, seq, reply);
-        }
+        let close = self.machine.state.closes.get(id.number).cloned();
+        (seq, close.ok_or(RetryRefused::NotFound))
     }
 
     fn retry_failed(&mut self, number: CloseNo) -> Option<Seq> {
@@ -382,32 +381,14 @@ impl Turn {
 
     // ---- a start, and new settings --------------------------------------------------------
 
-    /// The settings changed: what was off goes on, and times are reckoned anew.
-    pub(crate) fn closes_configured(&mut self, former: &Policy) {
-        let policy = &self.machine.policy;
-        if policy.session_lifecycle && !former.session_lifecycle {
-            self.resume_closes();
-        } else if policy.close_deadline != former.close_deadline
-            || policy.join_timeout != former.join_timeout
-        {
-            let open: Vec<CloseNo> = self
-                .machine
-                .state
-                .closes
-                .iter()
-                .filter(|close| !close.is_done())
-                .map(|close| close.id.number)
-                .collect();
-            for number in open {
-                self.look_again(number);
-            }
-        }
+    /// The settings changed: last uses of sessions are kept while idle sessions are closed.
+    pub(crate) fn closes_configured(&mut self) {
         let closes_idle = self.machine.idle_close().is_some();
         self.machine.state.sessions.close_idle(closes_idle);
     }
 
-    /// Fills the lanes from the intents that are open: after a start, and when the feature is turned
-    /// on again. Deadlines leave them some time from here.
+    /// After a start: fills the lanes from the intents that are open. Deadlines leave them some time
+    /// from here.
     pub(crate) fn resume_closes(&mut self) {
         self.machine.fanout.resume(self.now);
         let mut open: Vec<CloseNo> = Vec::new();
@@ -477,9 +458,6 @@ impl Machine {
 
     /// When closes move by themselves.
     pub(crate) fn closes_due(&self) -> Option<Timestamp> {
-        if !self.policy.session_lifecycle {
-            return None;
-        }
         let has_room = self.state.closes.open() < CLOSES_OPEN_MAX;
         let idle = self.idle_close().filter(|_| has_room).and_then(|limit| {
             let (since, _) = self.state.sessions.longest_idle()?;

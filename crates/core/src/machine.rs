@@ -16,6 +16,7 @@ use crate::policy::{
 };
 use crate::presence::{Presence, Presences};
 use crate::record::Record;
+use crate::settings::Settings;
 use crate::state::{LoadSum, Start, State};
 use crate::store::Image;
 use crate::tally::Tally;
@@ -33,8 +34,11 @@ pub struct StartParams {
     pub salt: u64,
     /// Spreads hash tables, so that chosen ids cannot pile up in one bucket.
     pub seed: u64,
-    /// Settings, validated.
+    /// Settings as they are configured. What was set over them is in the image; together they were
+    /// validated.
     pub policy: Policy,
+    /// Whatever was set at run time is as configured again.
+    pub reset_settings: bool,
     /// Where members come from.
     pub fleet: FleetConfig,
 }
@@ -60,6 +64,8 @@ impl Untold {
 pub struct Machine {
     pub(crate) state: State,
     pub(crate) fleet: Fleet,
+    pub(crate) settings: Arc<Settings>,
+    /// What of them is in force.
     pub(crate) policy: Arc<Policy>,
     pub(crate) presences: Presences,
     /// Grants whose answer is on its way: an admit each, once it arrives (CNT1).
@@ -120,15 +126,21 @@ impl Machine {
             salt,
             seed,
             policy,
+            reset_settings,
             fleet,
         } = params;
         let now = now.max(image.now);
         let stored_tally = image.tally.clone();
         let first_window = !image.windows.iter().any(|(run, _)| run.is_none());
         let (state, engines) = State::restore(image, seed, now);
+        let settings = Settings {
+            configured: policy,
+            overrides: state.overrides.clone(),
+        };
         let machine = Self {
             fleet: Fleet::restore(fleet, engines, now),
-            policy: Arc::new(policy),
+            policy: Arc::new(settings.effective()),
+            settings: Arc::new(settings),
             presences: Presences::new(seed),
             in_flight: Tally::default(),
             stored_tally,
@@ -164,6 +176,9 @@ impl Machine {
                 at: now,
             },
         ));
+        if reset_settings {
+            turn.reset_settings();
+        }
         turn.bring_leases_into_range();
         if first_window {
             let window = turn.machine.state.reports.latest.clone();
@@ -281,6 +296,7 @@ impl Machine {
             seq: self.state.seq,
             epoch: self.state.epoch,
             policy: Arc::clone(&self.policy),
+            settings: Arc::clone(&self.settings),
             measure: self.fleet.measure_shared(),
             paced: self.fleet.paced(),
             router_failure: self.fleet.router_failure(),
@@ -293,6 +309,8 @@ impl Machine {
             oldest_waiter: waiting_since,
             closes_pending: u64::try_from(self.state.closes.open()).unwrap_or(u64::MAX),
             closes_failed: self.state.closes.failed(),
+            closes: u64::try_from(self.state.closes.len()).unwrap_or(u64::MAX),
+            sessions: u64::try_from(self.state.sessions.len()).unwrap_or(u64::MAX),
             engines: self.fleet.view(),
             tally: self.state.tally.clone(),
             durable_tally: self.stored_tally.with_admits_from(&self.state.tally),
@@ -318,6 +336,8 @@ impl Machine {
             sessions: self.state.sessions.stored(),
             windows,
             steps,
+            overrides: self.state.overrides.clone(),
+            audit: self.state.audit.kept(),
             tally: self.tally_to_store(),
         }
     }
@@ -363,6 +383,8 @@ impl Machine {
             queue: self.state.queue.from(RowNo(0)).collect(),
             tickets: self.kept_tickets(),
             closes: self.state.closes.iter().cloned().collect(),
+            overrides: self.state.overrides.clone(),
+            audit: self.state.audit.kept(),
             epoch: self.state.epoch,
             tally: self.tally_to_store(),
             next_issue: self.state.next_issue,
@@ -383,6 +405,10 @@ pub struct Kept {
     pub tickets: Vec<Ticket>,
     /// Close intents, by number.
     pub closes: Vec<crate::close::CloseIntent>,
+    /// What was set at run time.
+    pub overrides: crate::settings::Overrides,
+    /// What operators did, by number.
+    pub audit: Vec<crate::audit::AuditEntry>,
     /// Worker-set generation.
     pub epoch: crate::ids::Epoch,
     /// Counters, with grants on their way as admits.

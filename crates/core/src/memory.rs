@@ -3,11 +3,13 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use core::convert::Infallible;
 
+use crate::audit::AuditEntry;
 use crate::close::CloseIntent;
-use crate::ids::{CloseNo, EngineId, RowNo, RunId, Seq, SessionId, StepNo};
+use crate::ids::{AuditNo, CloseNo, EngineId, RowNo, RunId, Seq, SessionId, StepNo};
 use crate::policy::{EPOCHS_MAX, STARTS_MAX};
 use crate::record::Record;
 use crate::report::{StepReport, Window};
+use crate::settings::Overrides;
 use crate::state::{EngineRow, EpochEntry, Start};
 use crate::store::{Commit, Image, Store};
 use crate::tally::Tally;
@@ -29,6 +31,8 @@ pub struct MemoryStore {
     sessions: BTreeMap<SessionId, Timestamp>,
     windows: BTreeMap<Option<RunId>, Window>,
     steps: BTreeMap<StepNo, StepReport>,
+    overrides: Overrides,
+    audit: BTreeMap<AuditNo, AuditEntry>,
     tally: Tally,
     commits: u64,
 }
@@ -58,6 +62,8 @@ impl MemoryStore {
                 .map(|(run, window)| (run.clone(), window.clone()))
                 .collect(),
             steps: self.steps.values().cloned().collect(),
+            overrides: self.overrides.clone(),
+            audit: self.audit.values().cloned().collect(),
             tally: self.tally.clone(),
         }
     }
@@ -129,6 +135,13 @@ impl Store for MemoryStore {
                 }
                 Record::WindowForgotten(run) => {
                     self.windows.remove(&Some(run.clone()));
+                }
+                Record::Settings(overrides) => self.overrides = (**overrides).clone(),
+                Record::Audit(entry) => {
+                    self.audit.insert(entry.no, (**entry).clone());
+                }
+                Record::AuditForgotten(no) => {
+                    self.audit.remove(no);
                 }
                 Record::Tally(tally) => self.tally = (**tally).clone(),
             }

@@ -44,6 +44,8 @@ pub const PACE_READINGS: u32 = 10;
 pub const RUNS_MAX: usize = 16;
 /// How many step reports are remembered (section 9).
 pub const STEPS_MAX: usize = 10_000;
+/// How many entries of the audit are remembered (section 9).
+pub const AUDIT_MAX: usize = 10_000;
 /// How many decisions are remembered, in memory only (section 9).
 pub const DECISIONS_KEPT: usize = 20_000;
 /// Close intents that may be open at once; a close beyond that is refused for now.

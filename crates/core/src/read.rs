@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use crate::close::CloseIntent;
 use crate::command::{SLICE_MAX, Slice};
 use crate::decision::{CancelReason, EndHow};
-use crate::decisions::{DecisionEntry, Moment};
+use crate::decisions::{DecisionEntry, DecisionsWanted, Moment};
 use crate::effect::{
     Answer, LeaseGone, LeaseView, Outcome, Page, SessionView, TicketView, WaitStatus, WaiterView,
 };
@@ -225,12 +225,8 @@ impl Machine {
         }
     }
 
-    pub(crate) fn list_decisions(&self, after: Option<u64>, most: usize) -> Page<DecisionEntry> {
-        let most = most.min(SLICE_MAX);
-        let (items, more) = match after {
-            Some(after) => self.decisions.after(after, most),
-            None => (self.decisions.last(most), false),
-        };
+    pub(crate) fn list_decisions(&self, wanted: &DecisionsWanted) -> Page<DecisionEntry> {
+        let (items, more) = self.decisions.read(wanted);
         Page { items, more }
     }
 

@@ -2,9 +2,11 @@
 
 use alloc::boxed::Box;
 
+use crate::audit::AuditEntry;
 use crate::close::CloseIntent;
-use crate::ids::{CloseNo, EngineId, RowNo, RunId, SessionId, StepNo, Term};
+use crate::ids::{AuditNo, CloseNo, EngineId, RowNo, RunId, SessionId, StepNo, Term};
 use crate::report::{StepReport, Window};
+use crate::settings::Overrides;
 use crate::state::{EngineRow, EpochEntry, Start};
 use crate::tally::Tally;
 use crate::ticket::Ticket;
@@ -42,6 +44,12 @@ pub enum Record {
     Window(Option<RunId>, Window),
     /// The window of a run was forgotten.
     WindowForgotten(RunId),
+    /// What was set at run time stands thus.
+    Settings(Box<Overrides>),
+    /// An operator did something.
+    Audit(Box<AuditEntry>),
+    /// An entry of the audit was forgotten.
+    AuditForgotten(AuditNo),
     /// The counters stand thus.
     Tally(Box<Tally>),
 }

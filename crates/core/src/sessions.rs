@@ -180,6 +180,11 @@ impl Sessions {
         self.rows.get(id)
     }
 
+    /// All that are remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
     /// From `first` on, in the order of first sight.
     pub(crate) fn from(&self, first: SessionNo) -> impl Iterator<Item = (&SessionId, &Session)> {
         let ids = self.order.all.range(first..).map(|(_, id)| id);

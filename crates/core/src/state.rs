@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
+use crate::audit::Audit;
 use crate::close::CloseIntent;
 use crate::closes::Closes;
 use crate::decision::Scope;
@@ -21,6 +22,7 @@ use crate::reading::{Role, StartMark};
 use crate::record::Record;
 use crate::report::Reports;
 use crate::sessions::Sessions;
+use crate::settings::Overrides;
 use crate::store::Image;
 use crate::tally::Tally;
 use crate::ticket::{Stage, Ticket};
@@ -136,7 +138,7 @@ impl LoadSum {
     }
 }
 
-/// Tickets and closes with their indexes, starts, epochs and counters.
+/// Tickets and closes with their indexes, starts, epochs, counters, settings and audit.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) term: Term,
@@ -164,6 +166,9 @@ pub(crate) struct State {
     /// Engine requests of held leases, in the order of their bytes: engines match by prefix (CLO3).
     request_ids: BTreeSet<(Label, RowNo)>,
     pub(crate) reports: Reports,
+    /// What was set at run time (SET2).
+    pub(crate) overrides: Overrides,
+    pub(crate) audit: Audit,
 }
 
 impl State {
@@ -192,7 +197,12 @@ impl State {
             sessions: Sessions::new(seed),
             request_ids: BTreeSet::new(),
             reports: Reports::new(first_start, seed),
+            overrides: image.overrides,
+            audit: Audit::new(),
         };
+        for entry in image.audit {
+            state.audit.put(entry);
+        }
         for (run, window) in image.windows {
             state.reports.put_window(run.as_ref(), window);
         }
@@ -238,6 +248,9 @@ impl State {
             Record::StepForgotten(number) => self.reports.remove_step(*number),
             Record::Window(run, window) => self.reports.put_window(run.as_ref(), window.clone()),
             Record::WindowForgotten(run) => self.reports.remove_window(run),
+            Record::Settings(overrides) => self.overrides = (**overrides).clone(),
+            Record::Audit(entry) => self.audit.put((**entry).clone()),
+            Record::AuditForgotten(no) => self.audit.remove(*no),
             // The book of sessions follows tickets and closes, and knows what of it is stored.
             Record::SessionUsed(..) | Record::SessionForgotten(_) => {}
         }

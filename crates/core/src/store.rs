@@ -5,10 +5,12 @@
 
 use alloc::vec::Vec;
 
+use crate::audit::AuditEntry;
 use crate::close::CloseIntent;
 use crate::ids::{RunId, Seq, SessionId, Term};
 use crate::record::Record;
 use crate::report::{StepReport, Window};
+use crate::settings::Overrides;
 use crate::state::{EngineRow, EpochEntry, Start};
 use crate::tally::Tally;
 use crate::ticket::Ticket;
@@ -56,6 +58,10 @@ pub struct Image {
     pub windows: Vec<(Option<RunId>, Window)>,
     /// Step reports, by number.
     pub steps: Vec<StepReport>,
+    /// What was set at run time (SET2).
+    pub overrides: Overrides,
+    /// What operators did, by number (SET3).
+    pub audit: Vec<AuditEntry>,
     /// Counters.
     pub tally: Tally,
 }

@@ -2,7 +2,6 @@
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::batch::Batch;
@@ -17,7 +16,6 @@ use crate::effect::{
 use crate::event::{Event, QueueEnd};
 use crate::ids::{CloseNo, Issue, LeaseId, RowNo, Seq, TicketId};
 use crate::machine::{Machine, is_remembered_in_memory_only};
-use crate::policy::Policy;
 use crate::presence::Presence;
 use crate::reading::Round;
 use crate::record::Record;
@@ -97,13 +95,21 @@ impl Turn {
             Command::Watch(tickets) => self.watch(tag, tickets),
             Command::Release(lease) => self.release(tag, lease),
             Command::Renew { lease, ttl } => self.renew(tag, lease, ttl),
-            Command::Revoke(lease) => self.revoke(tag, lease),
-            Command::Cancel(ticket) => self.cancel(tag, ticket),
-            Command::Close(request) => self.close(tag, request),
-            Command::RetryClose(close) => self.retry_close(tag, close),
+            Command::Cancel(ticket) => {
+                let (seq, outcome) = self.cancel(ticket);
+                self.reply(tag, seq, Reply::Cancel(outcome));
+            }
+            Command::Close(request) => {
+                let (seq, reply) = self.close(request);
+                self.reply(tag, seq, Reply::Close(reply));
+            }
+            Command::RetryClose(close) => {
+                let (seq, outcome) = self.retry_close(close);
+                self.reply(tag, seq, Reply::RetryClose(outcome));
+            }
+            Command::Operate(operation) => self.operate(tag, operation),
             Command::Called(results) => self.called(tag, results),
             Command::Round(round) => self.round(tag, round),
-            Command::Configure(policy) => self.configure(tag, policy),
             Command::LocalBypasses(counts) => {
                 for (reason, count) in counts {
                     self.machine.state.tally.local_bypasses(reason, count);
@@ -151,8 +157,12 @@ impl Turn {
                 let reply = Reply::Steps(self.machine.list_steps(slice));
                 self.reply(tag, None, reply);
             }
-            Command::ListDecisions { after, most } => {
-                let reply = Reply::Decisions(self.machine.list_decisions(after, most));
+            Command::ListAudit(slice) => {
+                let reply = Reply::Audit(self.machine.list_audit(slice));
+                self.reply(tag, None, reply);
+            }
+            Command::ListDecisions(wanted) => {
+                let reply = Reply::Decisions(self.machine.list_decisions(&wanted));
                 self.reply(tag, None, reply);
             }
             Command::ListEpochs => {
@@ -398,6 +408,11 @@ impl Turn {
         moment: Moment,
     ) {
         let asked = ticket.asked.as_ref();
+        let held = if let (Decided::Ended(_), Stage::Held(lease)) = (decided, &ticket.stage) {
+            Some(self.now.since(lease.granted_at))
+        } else {
+            None
+        };
         self.machine.decisions.note(DecisionEntry {
             number: 0,
             at: self.now,
@@ -407,6 +422,7 @@ impl Turn {
             scope: asked.map_or(Scope::Train, |asked| asked.terms.scope),
             reservation: asked.map_or(Tokens::ZERO, |asked| asked.terms.reservation),
             waited,
+            held,
             decided,
             moment,
         });
@@ -669,16 +685,6 @@ impl Turn {
         self.reply(tag, None, reply);
     }
 
-    fn revoke(&mut self, tag: Tag, id: LeaseId) {
-        let ticket = match self.machine.held(id) {
-            Ok(ticket) => ticket.clone(),
-            Err(gone) => return self.reply(tag, None, Reply::Revoke(Err(gone))),
-        };
-        let seq = self.next_seq();
-        self.end_lease(ticket, EndHow::Revoked);
-        self.reply(tag, Some(seq), Reply::Revoke(Ok(())));
-    }
-
     /// Ends a held lease and counts it: in `cancelled` when nobody had claimed it, else by how it ended (CNT1).
     pub(crate) fn end_lease(&mut self, ticket: Ticket, how: EndHow) {
         let Stage::Held(lease) = &ticket.stage else {
@@ -706,6 +712,9 @@ impl Turn {
             } else if let Some(end) = lease_end(how) {
                 self.machine.state.tally.lease_ended(end);
                 self.lease_ended(&ticket, lease, end);
+                let moment = self.machine.moment();
+                let waited = waited.unwrap_or(Span::ZERO);
+                self.note_decision(&ticket, waited, Decided::Ended(end), moment);
             }
         }
         let ended = Ended {
@@ -741,7 +750,7 @@ impl Turn {
 
     // ---- cancel --------------------------------------------------------------------------
 
-    fn cancel(&mut self, tag: Tag, id: TicketId) {
+    pub(crate) fn cancel(&mut self, id: TicketId) -> (Option<Seq>, CancelOutcome) {
         let Some(ticket) = self.machine.state.ticket(&id).cloned() else {
             let seq = self.next_seq();
             let row = RowNo(self.machine.state.next_row);
@@ -752,9 +761,9 @@ impl Turn {
                 stage: Stage::Ended(self.cancelled_now()),
             };
             self.turn_over(marker);
-            return self.reply(tag, Some(seq), Reply::Cancel(CancelOutcome::Unknown));
+            return (Some(seq), CancelOutcome::Unknown);
         };
-        let (seq, outcome) = match &ticket.stage {
+        match &ticket.stage {
             Stage::Waiting { .. } => {
                 let seq = self.next_seq();
                 self.withdraw(ticket, EndHow::Cancelled, CancelledHow::Withdrawn, seq);
@@ -775,8 +784,7 @@ impl Turn {
                     CancelOutcome::AlreadyFinished,
                 ),
             },
-        };
-        self.reply(tag, seq, Reply::Cancel(outcome));
+        }
     }
 
     /// An ended ticket keeps the marker: a late acquire is refused (TIC5).
@@ -839,15 +847,6 @@ impl Turn {
         }
         self.turn_over(withdrawn);
         self.effects.push(Effect::Decided { seq, answer });
-    }
-
-    // ---- settings ------------------------------------------------------------------------
-
-    fn configure(&mut self, tag: Tag, policy: Policy) {
-        let former = core::mem::replace(&mut self.machine.policy, Arc::new(policy));
-        self.remeasure();
-        self.closes_configured(&former);
-        self.reply(tag, None, Reply::Done);
     }
 
     // ---- readings ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ use crate::decision::Scope;
 use crate::ids::{EngineId, Epoch, Seq, SessionId, TicketId};
 use crate::policy::Policy;
 use crate::reading::RouterFailure;
+use crate::settings::Settings;
 use crate::tally::Tally;
 use crate::units::{Timestamp, Tokens};
 
@@ -22,6 +23,8 @@ pub struct View {
     pub epoch: Epoch,
     /// The settings in force.
     pub policy: Arc<Policy>,
+    /// What of them is configured, and what was set at run time.
+    pub settings: Arc<Settings>,
     /// What the readings come to.
     pub measure: Arc<Measure>,
     /// Admission is paced after pressure (CAP6).
@@ -46,6 +49,10 @@ pub struct View {
     pub closes_pending: u64,
     /// Finished ones that are remembered and failed.
     pub closes_failed: u64,
+    /// Close intents that are remembered, finished or not.
+    pub closes: u64,
+    /// Sessions that are remembered.
+    pub sessions: u64,
     /// Members, by address.
     pub engines: Arc<[EngineView]>,
     /// Counters.

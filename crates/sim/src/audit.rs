@@ -16,7 +16,7 @@
 //! | I11 | every acquire is accounted for, and at the end nothing is left |
 //!
 //! I12 to I15 are about closes and stand in [`crate::closings`], I16 is about step reports and stands
-//! in [`crate::trackers`].
+//! in [`crate::trackers`], I17 about settings and the audit and stands in [`crate::operators`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,13 +38,14 @@ use kvgate_core::view::View;
 
 use crate::closings::{Closings, Judged};
 use crate::faults::KeptCommit;
+use crate::operators::Operators;
 use crate::readings::World;
 use crate::trackers::Trackers;
 
 /// An invariant that did not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which: `I1` to `I16`.
+    /// Which: `I1` to `I17`.
     pub invariant: &'static str,
     /// What was seen.
     pub what: String,
@@ -153,6 +154,7 @@ pub(crate) struct Audit {
     bypassed_at_once: u64,
     pub(crate) closings: Closings,
     trackers: Trackers,
+    operators: Operators,
     /// How often each thing of the core occurred.
     pub(crate) counts: BTreeMap<&'static str, u64>,
 }
@@ -305,6 +307,7 @@ impl Audit {
         };
         let mut touched = Vec::new();
         for record in &commit.records {
+            self.operators.kept(record)?;
             match record {
                 Record::Ticket(ticket) => {
                     touched.push(ticket.id.clone());
@@ -316,6 +319,7 @@ impl Audit {
         }
         self.closings.whole()?;
         self.trackers.whole(&self.tally)?;
+        self.operators.whole()?;
         self.clocks.clear();
         for id in touched {
             let rows = self.rows.get(&id).map_or(0, BTreeSet::len);
@@ -370,7 +374,10 @@ impl Audit {
             | Record::Engine(_)
             | Record::EngineLeft(_)
             | Record::SessionUsed(..)
-            | Record::SessionForgotten(_) => {}
+            | Record::SessionForgotten(_)
+            | Record::Settings(_)
+            | Record::Audit(_)
+            | Record::AuditForgotten(_) => {}
             Record::Step(_)
             | Record::StepForgotten(_)
             | Record::Window(..)
@@ -1182,6 +1189,7 @@ impl Audit {
         self.last_turn = now;
         self.blocked(now);
         for record in &commit.records {
+            self.operators.kept(record)?;
             match record {
                 Record::Ticket(ticket) => self.graced(ticket, now)?,
                 Record::Forgotten(row) => self.forgotten(*row, now)?,
@@ -1190,6 +1198,7 @@ impl Audit {
         }
         self.closings.whole()?;
         self.trackers.whole(&self.tally)?;
+        self.operators.whole()?;
         self.accounts()?;
         for (end, row) in &self.ends {
             let Some(Stage::Held(lease)) = self.tickets.get(row).map(|ticket| &ticket.stage) else {
@@ -1260,6 +1269,7 @@ impl Audit {
             self.tickets.len()
         );
         self.closings.same(&kept.closes, now)?;
+        self.operators.same(kept)?;
         hold!(
             "I9",
             kept.tally == self.tally,
@@ -1311,9 +1321,6 @@ impl Audit {
             "{} waiters are left at the end",
             view.waiting
         );
-        if view.policy.session_lifecycle {
-            self.closings.at_the_end()?;
-        }
-        Ok(())
+        self.closings.at_the_end()
     }
 }

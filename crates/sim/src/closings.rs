@@ -194,16 +194,6 @@ impl Closings {
         true
     }
 
-    /// Settings were handed in; deadlines leave some time when the feature is turned on.
-    pub(crate) fn configured(&mut self, before: &Policy, after: &Policy, now: Timestamp) {
-        if after.session_lifecycle && !before.session_lifecycle {
-            self.resumed_at = now;
-            for lane in self.lanes.values_mut() {
-                lane.moved_at = now;
-            }
-        }
-    }
-
     // ---- tickets ---------------------------------------------------------------------------------
 
     pub(crate) fn ticket_left(&mut self, ticket: &Ticket) {
@@ -604,10 +594,6 @@ impl Closings {
             "{} calls are under way to {engine:?}, one more than {most}",
             lane.under_way + 1
         );
-        if let Some(policy) = seen.policy {
-            let on = policy.session_lifecycle || seen.mixed;
-            hold!("I12", on, "{call:?} while closes are off");
-        }
         let of = match what {
             CallWhat::Close(session) => Some(self.close_sent(engine, session)?),
             CallWhat::Abort(begin) => {
@@ -752,7 +738,7 @@ impl Closings {
 
     // ---- after a turn ------------------------------------------------------------------------------
 
-    /// What must hold between two turns while closes are on. `blocked` is the time up to which the
+    /// What must hold between two turns. `blocked` is the time up to which the
     /// service could do nothing.
     pub(crate) fn at_rest(
         &mut self,
@@ -766,7 +752,7 @@ impl Closings {
                 lane.failures = 0;
             }
         }
-        let Some(policy) = seen.policy.filter(|policy| policy.session_lifecycle) else {
+        let Some(policy) = seen.policy else {
             return Ok(());
         };
         let limit = policy.close_deadline;
@@ -1191,7 +1177,7 @@ mod tests {
         assert_eq!(book.send(&call(1, close.clone())), Some("I12"), "a lease");
         let mut book = Book::with(&[delivering(false)]);
         book.policy.session_lifecycle = false;
-        assert_eq!(book.send(&call(1, close)), Some("I12"), "off");
+        assert_eq!(book.send(&call(1, close)), None, "promised before");
 
         let mut book = Book::with(&[joining()]);
         assert_eq!(book.send(&call(1, abort.clone())), Some("I13"), "no lease");

@@ -60,6 +60,10 @@ pub enum Planted {
     LosesCloses,
     /// A restart finds no windows of step reports.
     ForgetsWindows,
+    /// A restart finds nothing of what was set at run time.
+    ForgetsSettings,
+    /// Entries of the audit are not kept.
+    LosesAudit,
 }
 
 /// One commit as it was kept.
@@ -121,7 +125,13 @@ impl FaultyStore {
             Some(Planted::LosesCounters) => image.tally = kvgate_core::tally::Tally::default(),
             Some(Planted::ForgetsCloses) => image.closes.clear(),
             Some(Planted::ForgetsWindows) => image.windows.clear(),
-            Some(Planted::AcksWithoutKeeping | Planted::LosesReleases | Planted::LosesCloses)
+            Some(Planted::ForgetsSettings) => image.overrides = Default::default(),
+            Some(
+                Planted::AcksWithoutKeeping
+                | Planted::LosesReleases
+                | Planted::LosesCloses
+                | Planted::LosesAudit,
+            )
             | None => {}
         }
         image
@@ -142,6 +152,9 @@ impl FaultyStore {
         }
         if self.planted == Some(Planted::LosesCloses) {
             records.retain(|record| !matches!(record, Record::Close(_)));
+        }
+        if self.planted == Some(Planted::LosesAudit) {
+            records.retain(|record| !matches!(record, Record::Audit(_)));
         }
         let Ok(()) = self.inner.commit(Commit {
             records: &records,

@@ -21,6 +21,8 @@ pub mod engine;
 pub mod faults;
 pub mod fleet;
 #[cfg(feature = "check")]
+mod operators;
+#[cfg(feature = "check")]
 mod readings;
 #[cfg(feature = "check")]
 pub mod report;

@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, VecDeque};
 use kvgate_core::batch::Committed;
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{CallFailure, CallId, CallResult, CallWhat, EngineCall};
-use kvgate_core::command::Command;
+use kvgate_core::command::{Act, Command, Operation};
 use kvgate_core::decision::EndHow;
 use kvgate_core::effect::{Answer, CloseReply, Effect, Outcome, Reply};
 use kvgate_core::ids::{CloseId, Label, LeaseId, RunId, Seq, Term, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::policy::{AdmissionScope, Policy};
 use kvgate_core::reading::Round;
+use kvgate_core::settings::{Change, SettingsChange};
 use kvgate_core::tally::LocalBypass;
 use kvgate_core::turn::Turn;
 use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
@@ -241,6 +242,15 @@ pub fn run(plan: Plan, events: usize) -> Result<Summary, Box<Failure>> {
             at: run.now - BEGIN,
             events: run.events_seen.into(),
         })),
+    }
+}
+
+/// What the operator does.
+fn operation(act: Act) -> Command {
+    match Label::new("operator") {
+        Ok(who) => Command::Operate(Operation { who, act }),
+        // It is a good name.
+        Err(_) => Command::ListEpochs,
     }
 }
 
@@ -602,12 +612,10 @@ impl Run {
         for caller in &mut self.callers {
             caller.retire();
         }
-        // What is open must be able to end.
-        let policy = Policy {
-            session_lifecycle: true,
-            ..self.policy.clone()
-        };
-        self.inbox.push(Message::Signal(Command::Configure(policy)));
+        // Nothing is held off any more.
+        let change = SettingsChange::reset();
+        self.inbox
+            .push(Message::Signal(operation(Act::Configure(change))));
         let calls: Vec<CallNo> = self.open.keys().copied().collect();
         for call in calls {
             let after = self.net.between(0, 200);
@@ -627,7 +635,11 @@ impl Run {
                     return;
                 };
                 self.audit.count("close retry asked");
-                Command::RetryClose(close)
+                if self.dice.one_in(2) {
+                    operation(Act::RetryClose(close))
+                } else {
+                    Command::RetryClose(close)
+                }
             }
             1 => {
                 let count = self.leases.len();
@@ -637,54 +649,55 @@ impl Run {
                     return;
                 };
                 self.audit.count("revocation asked");
-                Command::Revoke(lease)
+                operation(Act::Revoke(lease))
             }
             2 => Command::LocalBypasses(vec![(LocalBypass::Timeout, 2)]),
             _ => {
-                let usual = self.policy.clone();
-                let mut policy = usual.clone();
-                match self.dice.between(1, 8) {
-                    7 => policy.session_lifecycle = !usual.session_lifecycle,
-                    8 => {
-                        let drawn = lifecycle(&mut self.dice);
-                        policy = Policy {
-                            close_attempts: drawn.close_attempts,
-                            close_deadline: drawn.close_deadline,
-                            join_timeout: drawn.join_timeout,
-                            session_idle_close: drawn.session_idle_close,
-                            ..policy
-                        };
-                    }
-                    1 => policy.paused = !usual.paused,
-                    2 => policy.headroom = Ppm::clamped(self.dice.pick(&[500_000, 900_000], 1)),
-                    3 => {
-                        policy.max_wait = Span::from_secs(self.dice.pick(&[0, 3, 10, 30, 60], 30));
-                    }
-                    4 => {
-                        policy.expected_decode_cap =
-                            self.dice.one_in(2).then(|| Tokens::clamped(100));
-                    }
-                    5 => policy.program_admission = !usual.program_admission,
-                    _ => policy.max_waiting = self.dice.pick(&[2, 5, 100_000], 5),
-                }
+                let change = self.settings_change();
                 self.audit.count("settings changed");
-                self.note(|| format!("settings {policy:?}"));
+                self.note(|| format!("settings {change:?}"));
                 // Nothing stays off for long.
-                let lifecycle = policy.session_lifecycle || self.dice.one_in(2);
-                if policy.paused || !policy.program_admission || !policy.session_lifecycle {
-                    let on = Policy {
-                        paused: false,
-                        program_admission: true,
-                        session_lifecycle: lifecycle,
-                        ..policy.clone()
-                    };
-                    let after = self.dice.between(500, 20_000);
-                    self.plan_in(after, Event::Signal(self.boot, Command::Configure(on)));
-                }
-                Command::Configure(policy)
+                let after = self.dice.between(500, 20_000);
+                let on = SettingsChange {
+                    program_admission: Change::Value(true),
+                    paused: Change::Configured,
+                    session_lifecycle: if self.dice.one_in(2) {
+                        Change::Value(true)
+                    } else {
+                        Change::Keep
+                    },
+                    ..SettingsChange::default()
+                };
+                let on = operation(Act::Configure(on));
+                self.plan_in(after, Event::Signal(self.boot, on));
+                operation(Act::Configure(change))
             }
         };
         self.inbox.push(Message::Signal(command));
+    }
+
+    fn settings_change(&mut self) -> SettingsChange {
+        let mut change = SettingsChange::default();
+        match self.dice.between(1, 8) {
+            1 => change.paused = Change::Value(true),
+            2 => {
+                let share = self.dice.pick(&[0, 500_000, 900_000], 1);
+                change.headroom = Change::Value(Ppm::clamped(share));
+            }
+            3 => {
+                let wait = self.dice.pick(&[0, 3, 10, 30, 60], 30);
+                change.max_wait = Change::Value(Span::from_secs(wait));
+            }
+            4 => {
+                let cap = self.dice.one_in(2).then(|| Tokens::clamped(100));
+                change.expected_decode_cap = Change::Value(cap);
+            }
+            5 => change.program_admission = Change::Value(false),
+            6 => change.session_lifecycle = Change::Value(self.dice.one_in(2)),
+            7 => change.scope = Change::Value(AdmissionScope::All),
+            _ => change = SettingsChange::reset(),
+        }
+        change
     }
 
     /// A tracker asks for the report of a step, of two runs in turns; every fourth time it asks for the
@@ -1070,6 +1083,7 @@ impl Run {
             let on = self.policy.session_lifecycle;
             let drawn = lifecycle(&mut self.dice);
             self.policy = Policy {
+                max_waiting: self.dice.pick(&[2, 5, 100_000], 100_000),
                 session_lifecycle: on,
                 close_attempts: drawn.close_attempts,
                 close_deadline: drawn.close_deadline,
@@ -1090,6 +1104,11 @@ impl Run {
             Some(PlantedFault::Store(Planted::RepeatsLeaseIds)) => 7,
             _ => self.dice.any(),
         };
+        // Whoever starts it may want back what is configured.
+        let reset_settings = self.dice.one_in(6);
+        if reset_settings && image.overrides.changed_at.is_some() {
+            self.audit.count("settings returned");
+        }
         let batch = Machine::restore(
             image,
             StartParams {
@@ -1097,6 +1116,7 @@ impl Run {
                 salt,
                 seed: self.plan.seed,
                 policy: self.policy.clone(),
+                reset_settings,
                 fleet: self.fleet.clone(),
             },
         );
@@ -1347,13 +1367,16 @@ impl Run {
                     }
                 }
                 Message::Signal(command) => {
-                    mixed |= matches!(command, Command::Configure(_));
+                    let act = match &command {
+                        Command::Operate(operation) => Some(&operation.act),
+                        _ => None,
+                    };
+                    mixed |= matches!(act, Some(Act::Configure(_)));
                     if let Command::RetryClose(close) = &command {
                         self.audit.closings.retried(*close);
                     }
-                    if let Command::Configure(policy) = &command {
-                        self.audit.closings.configured(&self.policy, policy, now);
-                        self.policy = policy.clone();
+                    if let Some(Act::RetryClose(close)) = act {
+                        self.audit.closings.retried(*close);
                     }
                     self.signal(command, turn, answerers, now);
                 }

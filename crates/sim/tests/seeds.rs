@@ -14,7 +14,7 @@ const EVENTS: usize = 60;
 
 /// Everything that a thousand seeds must have met: a promise that nothing tries is not kept by
 /// anybody. A run of `n` seeds wants 100 of each, a smaller one its share.
-const MET: [&str; 100] = [
+const MET: [&str; 101] = [
     "abort sent",
     "abort spared",
     "aborted at work",
@@ -106,6 +106,7 @@ const MET: [&str; 100] = [
     "row forgotten",
     "session used anew",
     "settings changed",
+    "settings returned",
     "start",
     "step report",
     "store crash",
@@ -155,7 +156,7 @@ fn run_all(seeds: &[u64]) -> Result<Summary, Box<Failure>> {
     failure.map_or(Ok(summary), Err)
 }
 
-/// Invariants I1 to I16 after every turn, and nothing left at the end: DEC1 to DEC4, TIC1 to TIC6,
+/// Invariants I1 to I17 after every turn, and nothing left at the end: DEC1 to DEC4, TIC1 to TIC6,
 /// LEA1 to LEA4, CAP6, TIM1 to TIM3, CNT1, REP1, CLO1 to CLO9, CLO11, DUR1, DUR2, DUR6, ID2. Every
 /// reason, fault and race occurs often enough.
 #[test]
@@ -322,4 +323,16 @@ fn a_hidden_use_of_a_closed_session_is_noticed() {
 #[test]
 fn forgotten_windows_are_noticed() {
     noticed(PlantedFault::Store(Planted::ForgetsWindows), &["I16"]);
+}
+
+/// DUR2, SET2, I17: what was set at run time is gone after a restart.
+#[test]
+fn forgotten_settings_are_noticed() {
+    noticed(PlantedFault::Store(Planted::ForgetsSettings), &["I17"]);
+}
+
+/// SET3, I17: an act is kept without its entry in the audit.
+#[test]
+fn a_lost_audit_is_noticed() {
+    noticed(PlantedFault::Store(Planted::LosesAudit), &["I17"]);
 }

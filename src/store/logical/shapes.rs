@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kvgate_core::audit::AuditEntry;
 use kvgate_core::close::{
     CallFailure, CallResult, CloseIntent, CloseMode, CloseReason, CloseStage, Reopened, Target,
     TargetState,
@@ -14,6 +15,7 @@ use kvgate_core::ids::{
 };
 use kvgate_core::reading::{Role, StartMark};
 use kvgate_core::report::{Standing, StepReport, Window};
+use kvgate_core::settings::Overrides;
 use kvgate_core::state::{EngineRow, EpochCause, EpochEntry, Start};
 use kvgate_core::store::Image;
 use kvgate_core::tally::{ScopeTally, Tally};
@@ -21,6 +23,7 @@ use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Stage, Terms, Ticket};
 use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
 use serde::{Deserialize, Serialize};
 
+use super::operated::{AuditLine, SettingsLine};
 use super::{CopyError, FORMAT, FORMAT_VERSION, RowFault, counters, epoch_of};
 use crate::store::start::schema_known;
 
@@ -38,6 +41,8 @@ pub(super) enum Line {
     Session(SessionLine),
     Window(WindowLine),
     Step(StepLine),
+    Settings(SettingsLine),
+    Audit(AuditLine),
     Ticket(TicketLine),
     End(End),
 }
@@ -71,6 +76,9 @@ pub(super) struct Counts {
     pub(super) windows: u64,
     #[serde(default)]
     pub(super) steps: u64,
+    /// Copies of versions 1 to 3 have none, and no settings.
+    #[serde(default)]
+    pub(super) audit: u64,
     pub(super) tickets: u64,
 }
 
@@ -230,15 +238,15 @@ fn from_hex(text: &str) -> Result<u64, RowFault> {
         .ok_or(RowFault::Range("a random number"))
 }
 
-fn tokens(count: u64) -> Result<Tokens, RowFault> {
+pub(super) fn tokens(count: u64) -> Result<Tokens, RowFault> {
     Tokens::new(count).ok_or(RowFault::Range("a number of tokens"))
 }
 
-fn share(millionths: u32) -> Result<Ppm, RowFault> {
+pub(super) fn share(millionths: u32) -> Result<Ppm, RowFault> {
     Ppm::new(millionths).ok_or(RowFault::Range("a share"))
 }
 
-fn lease_id(text: &str) -> Result<LeaseId, RowFault> {
+pub(super) fn lease_id(text: &str) -> Result<LeaseId, RowFault> {
     LeaseId::parse(text).ok_or(RowFault::Range("a lease id"))
 }
 
@@ -349,7 +357,7 @@ macro_rules! mirror {
     ($line:ident is $core:ident { $($word:ident),* $(,)? }) => {
         #[derive(Clone, Copy, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
-        enum $line {
+        pub(super) enum $line {
             $($word,)*
         }
 
@@ -370,6 +378,7 @@ macro_rules! mirror {
         }
     };
 }
+pub(super) use mirror;
 
 mirror!(RoleLine is Role { Regular, Decode, Prefill, Other });
 mirror!(ScopeWord is Scope { Train, Eval });
@@ -957,6 +966,14 @@ impl Line {
             },
             counts: TallyLine::of(&report.counts),
         })
+    }
+
+    pub(super) fn settings(overrides: &Overrides) -> Self {
+        Self::Settings(SettingsLine::of(overrides))
+    }
+
+    pub(super) fn audit(entry: &AuditEntry) -> Self {
+        Self::Audit(AuditLine::of(entry))
     }
 
     pub(super) fn ticket(ticket: &Ticket) -> Self {

@@ -1,15 +1,19 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kvgate_core::audit::AuditAct;
 use kvgate_core::close::{
     CallFailure, CallResult, CloseMode, CloseReason, CloseStage, Reopened, Target,
 };
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
+use kvgate_core::effect::CancelOutcome;
 use kvgate_core::ids::{
-    CloseId, CloseNo, EngineId, Label, LeaseId, RowNo, Seq, SessionId, StepNo, TicketId,
+    AuditNo, CloseId, CloseNo, EngineId, Label, LeaseId, RowNo, Seq, SessionId, StepNo, TicketId,
 };
+use kvgate_core::policy::AdmissionScope;
 use kvgate_core::reading::{Role, StartMark};
 use kvgate_core::report::Standing;
+use kvgate_core::settings::{Moved, Setting, SettingValue};
 use kvgate_core::state::{EngineRow, Start};
 use kvgate_core::tally::Tally;
 use kvgate_core::ticket::{Asked, Ended, Lease, Sent, Terms, Ticket};
@@ -411,6 +415,126 @@ fn steps() -> impl Strategy<Value = Vec<StepReport>> {
     })
 }
 
+fn share() -> impl Strategy<Value = Ppm> {
+    (0..=1_000_000_u32).prop_map(|share| Ppm::new(share).unwrap())
+}
+
+fn admission_scope() -> impl Strategy<Value = AdmissionScope> {
+    prop_oneof![Just(AdmissionScope::Train), Just(AdmissionScope::All)]
+}
+
+fn overrides() -> impl Strategy<Value = Overrides> {
+    (
+        option::of(any::<bool>()),
+        option::of(any::<bool>()),
+        option::of(any::<bool>()),
+        option::of(share()),
+        option::of(share()),
+        option::of(option::of(tokens())),
+        option::of(span()),
+        option::of(admission_scope()),
+        option::of(at()),
+    )
+        .prop_map(|set| Overrides {
+            program_admission: set.0,
+            session_lifecycle: set.1,
+            paused: set.2,
+            headroom: set.3,
+            pressure_threshold: set.4,
+            expected_decode_cap: set.5,
+            max_wait: set.6,
+            scope: set.7,
+            changed_at: set.8,
+        })
+}
+
+fn moves() -> impl Strategy<Value = Vec<Moved>> {
+    let value = || {
+        prop_oneof![
+            any::<bool>().prop_map(SettingValue::Switch),
+            share().prop_map(SettingValue::Share),
+            option::of(tokens()).prop_map(SettingValue::Cap),
+            span().prop_map(SettingValue::Time),
+            admission_scope().prop_map(SettingValue::Scope),
+        ]
+    };
+    let setting = prop::sample::select(Setting::ALL);
+    let moved = (setting, value(), value(), any::<bool>());
+    vec(
+        moved.prop_map(|(setting, from, to, is_set)| Moved {
+            setting,
+            from,
+            to,
+            is_set,
+        }),
+        0..4,
+    )
+}
+
+fn act() -> impl Strategy<Value = AuditAct> {
+    let ticket = || text().prop_map(|id| TicketId::new(&id).unwrap());
+    let session = || text().prop_map(|id| SessionId::new(&id).unwrap());
+    let close = || {
+        (1..=NUMBER_MAX, any::<u64>()).prop_map(|(number, salt)| CloseId {
+            number: CloseNo(number),
+            salt,
+        })
+    };
+    let outcome = prop::sample::select(vec![
+        CancelOutcome::Withdrawn,
+        CancelOutcome::Released,
+        CancelOutcome::Bypassed,
+        CancelOutcome::AlreadyFinished,
+        CancelOutcome::Unknown,
+    ]);
+    let mode = prop_oneof![Just(CloseMode::Join), Just(CloseMode::Abort)];
+    prop_oneof![
+        moves().prop_map(AuditAct::SettingsChanged),
+        moves().prop_map(AuditAct::SettingsReset),
+        (lease_id(), ticket(), option::of(session()), tokens()).prop_map(
+            |(lease, ticket, session, tokens)| AuditAct::LeaseRevoked {
+                lease,
+                ticket,
+                session,
+                tokens,
+            }
+        ),
+        (ticket(), option::of(session()), tokens(), outcome).prop_map(
+            |(ticket, session, tokens, outcome)| AuditAct::TicketCancelled {
+                ticket,
+                session,
+                tokens,
+                outcome,
+            }
+        ),
+        (session(), close(), mode).prop_map(|(session, close, mode)| AuditAct::SessionClosed {
+            session,
+            close,
+            mode,
+        }),
+        (close(), session(), any::<u64>()).prop_map(|(close, session, engines)| {
+            AuditAct::CloseRetried {
+                close,
+                session,
+                engines,
+            }
+        }),
+    ]
+}
+
+/// The audit by number.
+fn audit() -> impl Strategy<Value = Vec<AuditEntry>> {
+    btree_map(1..=NUMBER_MAX, (at(), text(), act()), 0..6).prop_map(|entries| {
+        let entry = |(number, (at, who, act)): (u64, (_, String, _))| AuditEntry {
+            no: AuditNo(number),
+            at,
+            who: Label::new(&who).unwrap(),
+            act,
+        };
+        entries.into_iter().map(entry).collect()
+    })
+}
+
 /// Any image that a store may hold.
 fn image() -> impl Strategy<Value = Image> {
     let starts = vec((any::<u64>(), any::<u64>(), at()), 0..4);
@@ -423,10 +547,12 @@ fn image() -> impl Strategy<Value = Image> {
         btree_map(text(), engine(), 0..4),
         (closes(), uses()),
         (windows(), steps()),
+        (overrides(), audit()),
         tally(),
     )
         .prop_map(
-            |(head, mut starts, tickets, epochs, engines, lifecycle, reports, tally)| {
+            |(head, mut starts, tickets, epochs, engines, lifecycle, reports, operated, tally)| {
+                let (overrides, audit) = operated;
                 let (closes, sessions) = lifecycle;
                 let (windows, steps) = reports;
                 starts.sort_by_key(|(first_issue, ..)| *first_issue);
@@ -460,6 +586,8 @@ fn image() -> impl Strategy<Value = Image> {
                     sessions,
                     windows,
                     steps,
+                    overrides,
+                    audit,
                     epochs: epochs
                         .into_iter()
                         .map(|(epoch, (at, cause))| EpochEntry {
@@ -612,6 +740,32 @@ fn two_steps() -> Vec<StepReport> {
         .collect()
 }
 
+/// Two entries of the audit.
+fn two_acts() -> Vec<AuditEntry> {
+    let ticket = TicketId::new("t").unwrap();
+    let acts = [
+        AuditAct::SettingsChanged(vec![Moved {
+            setting: Setting::Headroom,
+            from: SettingValue::Share(Ppm::ONE),
+            to: SettingValue::Share(Ppm::TENTH),
+            is_set: true,
+        }]),
+        AuditAct::TicketCancelled {
+            ticket,
+            session: None,
+            tokens: Tokens::ZERO,
+            outcome: CancelOutcome::Unknown,
+        },
+    ];
+    let entry = |(number, act)| AuditEntry {
+        no: AuditNo(number),
+        at: Timestamp::from_millis(3),
+        who: Label::new("anna").unwrap(),
+        act,
+    };
+    (4..).zip(acts).map(entry).collect()
+}
+
 /// A small image with a row of almost each kind.
 fn small() -> Image {
     let id = LeaseId {
@@ -648,6 +802,12 @@ fn small() -> Image {
         sessions: vec![(SessionId::new("s").unwrap(), Timestamp::from_millis(3))],
         windows: two_windows(),
         steps: two_steps(),
+        overrides: Overrides {
+            paused: Some(true),
+            expected_decode_cap: Some(None),
+            ..Overrides::default()
+        },
+        audit: two_acts(),
         tickets: vec![
             ticket(
                 3,
@@ -911,6 +1071,80 @@ fn closes_that_no_store_holds_are_refused() {
     assert!(said.contains("names more requests"), "{said}");
 }
 
+/// DUR5, SET3: the same for settings and the audit.
+#[test]
+fn settings_that_no_store_holds_are_refused() {
+    let changed = |kind: &str, from: &str, to: &str| {
+        refusal(|lines| {
+            let begins = format!("{{\"{kind}\":");
+            let mut found = lines.iter_mut().filter(|line| line.starts_with(&begins));
+            let line = found.next().unwrap();
+            assert!(line.contains(from), "{line}");
+            *line = line.replace(from, to);
+        })
+    };
+    let cases = [
+        (
+            changed("audit", r#""number":4"#, r#""number":5"#),
+            "an entry of the audit stands twice or out of order",
+        ),
+        (
+            changed("audit", r#""number":4"#, r#""number":0"#),
+            "a number outside its range",
+        ),
+        (
+            changed("audit", r#""share_ppm":100000"#, r#""share_ppm":1000001"#),
+            "a share is outside its range",
+        ),
+        (
+            changed("audit", r#""setting":"headroom""#, r#""setting":"room""#),
+            "unknown variant `room`",
+        ),
+        (
+            changed("audit", r#""who":"anna""#, r#""who":"""#),
+            "an id is refused",
+        ),
+        (
+            changed(
+                "settings",
+                r#""headroom_ppm":null"#,
+                r#""headroom_ppm":1000001"#,
+            ),
+            "a share is outside its range",
+        ),
+        (
+            changed(
+                "settings",
+                r#""expected_decode_cap":"none""#,
+                r#""expected_decode_cap":"no""#,
+            ),
+            "unknown variant `no`",
+        ),
+        (
+            refusal(|lines| {
+                let at = lines
+                    .iter()
+                    .position(|line| line.starts_with("{\"settings\":"));
+                lines.insert(at.unwrap(), lines[at.unwrap()].clone());
+            }),
+            "does not stand here",
+        ),
+    ];
+    for (said, expected) in cases {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    let mut many = small();
+    let entry = many.audit.remove(0);
+    many.audit = (1..=AUDIT_MAX as u64 + 1)
+        .map(|number| AuditEntry {
+            no: AuditNo(number),
+            ..entry.clone()
+        })
+        .collect();
+    let said = read(&copy(&many)).unwrap_err().to_string();
+    assert!(said.contains("more entries of the audit"), "{said}");
+}
+
 /// Takes out of the lines of a copy what its version does not say.
 fn taken_out(lines: &mut [String], taken: &[(usize, &str, &str)]) {
     for (number, from, to) in taken {
@@ -920,13 +1154,24 @@ fn taken_out(lines: &mut [String], taken: &[(usize, &str, &str)]) {
     }
 }
 
-/// DUR5: what a copy of version 2 or 1 does not say begins at nothing, and nothing else of it changes.
+/// DUR5: what a copy of version 3, 2 or 1 does not say begins at nothing, and nothing else of it changes.
 #[test]
 fn a_copy_of_an_older_version_is_read() {
     let mut image = small();
+    image.overrides = Overrides::default();
+    image.audit.clear();
+    let of_fourth = [
+        (0, r#""version":4,"schema":4"#, r#""version":3,"schema":3"#),
+        (0, r#""audit":0,"#, ""),
+    ];
+    let mut third = lines(&image);
+    taken_out(&mut third, &of_fourth);
+    assert_eq!(read(&sealed(&third)).unwrap(), image);
+
     image.windows.clear();
     image.steps.clear();
     let mut second = lines(&image);
+    taken_out(&mut second, &of_fourth);
     let taken = [
         (0, r#""version":3,"schema":3"#, r#""version":2,"schema":2"#),
         (0, r#""windows":0,"steps":0,"#, ""),
@@ -938,6 +1183,7 @@ fn a_copy_of_an_older_version_is_read() {
     image.closes.clear();
     image.sessions.clear();
     let mut first = lines(&image);
+    taken_out(&mut first, &of_fourth);
     taken_out(&mut first, &taken);
     let taken = [
         (0, r#""version":2,"schema":2"#, r#""version":1,"schema":1"#),
@@ -965,8 +1211,8 @@ fn foreign_and_newer_copies_are_told_apart() {
         assert!(matches!(error, CopyError::Foreign), "{error}");
     }
     for (from, to, what) in [
-        (r#""version":3"#, r#""version":4"#, "version 4"),
-        (r#""schema":3"#, r#""schema":99,"more":true"#, "schema 99"),
+        (r#""version":4"#, r#""version":5"#, "version 5"),
+        (r#""schema":4"#, r#""schema":99,"more":true"#, "schema 99"),
     ] {
         let mut newer = lines(&small());
         newer[0] = newer[0].replace(from, to);
@@ -1014,6 +1260,7 @@ fn cost_of_a_backup() {
         salt: 0,
         seed: 0,
         policy: Default::default(),
+        reset_settings: false,
         fleet: kvgate_core::capacity::FleetConfig {
             has_router: true,
             static_engines: Default::default(),

@@ -29,9 +29,13 @@
 //! | M08 | one engine without metrics, one with a key | [`metrics`], `fleet_http::cap2_*` |
 //! | P01 | one series for each session | [`metrics`] |
 //! | P02 | counter names that end in `_total_total` | [`metrics`], with a linter: `tests/prometheus` |
+//! | X01 | open to the network without a key | [`access`], every scope `api_rights::each_call_needs_its_scope` |
+//! | X02 | a web page reaches the loopback port | [`access`], `api_security::foreign_host_names_*` |
+//! | X03 | another site presses a dashboard button | [`access`], `api_security::each_method_and_content_type_*` |
 //!
 //! [`pause`] holds what the cases do not tell: a process that was stopped for a while (TIM3).
 
+mod access;
 mod closes;
 mod metrics;
 mod pause;
@@ -85,6 +89,7 @@ impl Books {
                 stale_after: Span::from_secs(86_400),
                 ..Policy::default()
             },
+            reset_settings: false,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: BTreeSet::from([engine.clone()]),

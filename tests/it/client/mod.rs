@@ -4,6 +4,7 @@
 
 mod promise;
 mod restart;
+mod tokens;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -120,6 +121,7 @@ impl Service {
     fn client(&self) -> Gate {
         Gate::new(GateConfig {
             token: None,
+            token_file: None,
             ..GateConfig::at(format!("http://{}", self.address))
         })
         .unwrap()

@@ -6,18 +6,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use kvgate::store::{CopyPieces, FILE_NAME, FsDisk, STEPS, look, open, read_copy, write_new};
+use kvgate_core::audit::{AuditAct, AuditEntry};
 use kvgate_core::close::{
     CallFailure, CallResult, CloseIntent, CloseMode, CloseReason, CloseStage, Reopened, Target,
     TargetState,
 };
 use kvgate_core::decision::{BypassReason, EndHow, Scope};
+use kvgate_core::effect::CancelOutcome;
 use kvgate_core::ids::{
-    CloseId, CloseNo, EngineId, Epoch, Issue, Label, LeaseId, RowNo, RunId, SessionId, StepNo,
-    TicketId,
+    AuditNo, CloseId, CloseNo, EngineId, Epoch, Issue, Label, LeaseId, RowNo, RunId, SessionId,
+    StepNo, TicketId,
 };
 use kvgate_core::memory::MemoryStore;
+use kvgate_core::policy::AdmissionScope;
 use kvgate_core::reading::{Role, StartMark};
 use kvgate_core::report::{Standing, StepReport, Window};
+use kvgate_core::settings::{Moved, Overrides, Setting, SettingValue};
 use kvgate_core::state::{EngineRow, EpochCause, EpochEntry};
 use kvgate_core::store::Image;
 use kvgate_core::tally::Tally;
@@ -138,7 +142,97 @@ fn rich_image() -> Image {
     image.tally.usage_rounds = 77;
     image.tally.usage_sum = 33_000_000;
     reports_by_hand(&mut image);
+    image.overrides = Overrides {
+        program_admission: Some(true),
+        session_lifecycle: Some(false),
+        paused: Some(true),
+        headroom: Some(Ppm::ONE),
+        pressure_threshold: Ppm::new(1),
+        expected_decode_cap: Some(None),
+        max_wait: Some(Span::ZERO),
+        scope: Some(AdmissionScope::All),
+        changed_at: Some(image.now),
+    };
+    acts_by_hand(&mut image);
     image
+}
+
+/// Every act with every kind of value.
+fn acts_by_hand(image: &mut Image) {
+    let values = [
+        SettingValue::Switch(true),
+        SettingValue::Share(Ppm::ONE),
+        SettingValue::Cap(None),
+        SettingValue::Cap(Some(Tokens::MAX)),
+        SettingValue::Time(Span::from_millis(1)),
+        SettingValue::Scope(AdmissionScope::Train),
+        SettingValue::Scope(AdmissionScope::All),
+        SettingValue::Switch(false),
+    ];
+    let moves = |is_set: bool| -> Vec<Moved> {
+        let settings = Setting::ALL.iter().zip(values);
+        let moved = |(setting, value): (&Setting, SettingValue)| Moved {
+            setting: *setting,
+            from: value,
+            to: value,
+            is_set,
+        };
+        settings.map(moved).collect()
+    };
+    let session = || SessionId::new("by hand").unwrap();
+    let ticket = || TicketId::new("by hand").unwrap();
+    let close = CloseId {
+        number: CloseNo(7),
+        salt: u64::MAX,
+    };
+    let cancelled = |outcome, known: bool| AuditAct::TicketCancelled {
+        ticket: ticket(),
+        session: known.then(session),
+        tokens: Tokens::new(u64::from(known)).unwrap(),
+        outcome,
+    };
+    let acts = [
+        AuditAct::SettingsChanged(moves(true)),
+        AuditAct::SettingsReset(moves(false)),
+        AuditAct::LeaseRevoked {
+            lease: LeaseId {
+                issue: Issue(1),
+                salt: u64::MAX,
+            },
+            ticket: ticket(),
+            session: None,
+            tokens: Tokens::MAX,
+        },
+        cancelled(CancelOutcome::Withdrawn, true),
+        cancelled(CancelOutcome::Released, true),
+        cancelled(CancelOutcome::Bypassed, true),
+        cancelled(CancelOutcome::AlreadyFinished, true),
+        cancelled(CancelOutcome::Unknown, false),
+        AuditAct::SessionClosed {
+            session: session(),
+            close,
+            mode: CloseMode::Join,
+        },
+        AuditAct::SessionClosed {
+            session: session(),
+            close,
+            mode: CloseMode::Abort,
+        },
+        AuditAct::CloseRetried {
+            close,
+            session: session(),
+            engines: 3,
+        },
+    ];
+    let next = image.audit.last().map_or(1, |last| last.no.0 + 1);
+    for (number, act) in (next..).zip(acts) {
+        image.audit.push(AuditEntry {
+            no: AuditNo(number),
+            at: image.now,
+            who: Label::new("by hand").unwrap(),
+            act,
+        });
+    }
 }
 
 /// A window and a report in which everything is there, and one of each in which nothing is.
@@ -356,8 +450,91 @@ fn describe(image: &Image) -> String {
         line(describe_step(report));
         describe_tally(&report.counts, &mut line);
     }
+    // What schema 3 did not know is told where there is something to tell.
+    if image.overrides != Overrides::default() {
+        line(describe_overrides(&image.overrides));
+    }
+    for entry in &image.audit {
+        let (number, at, who) = (entry.no.0, entry.at.millis(), entry.who.as_str());
+        let act = describe_act(&entry.act);
+        line(format!("audit {number}: at {at} by {who:?} {act}"));
+    }
     describe_tally(&image.tally, &mut line);
     text
+}
+
+fn describe_overrides(overrides: &Overrides) -> String {
+    format!(
+        "set: admission {:?} lifecycle {:?} paused {:?} headroom {:?} threshold {:?} cap {:?} \
+         max wait {:?} scope {:?} changed {:?}",
+        overrides.program_admission,
+        overrides.session_lifecycle,
+        overrides.paused,
+        overrides.headroom.map(Ppm::get),
+        overrides.pressure_threshold.map(Ppm::get),
+        overrides
+            .expected_decode_cap
+            .map(|cap| cap.map(Tokens::get)),
+        overrides.max_wait.map(Span::millis),
+        overrides.scope,
+        overrides.changed_at.map(Timestamp::millis)
+    )
+}
+
+fn describe_act(act: &AuditAct) -> String {
+    let moved = |moves: &[Moved]| -> String {
+        let one = |moved: &Moved| {
+            let (from, to) = (describe_value(moved.from), describe_value(moved.to));
+            format!(" {:?} {from} {to} set {}", moved.setting, moved.is_set)
+        };
+        moves.iter().map(one).collect()
+    };
+    match act {
+        AuditAct::SettingsChanged(moves) => format!("changed settings{}", moved(moves)),
+        AuditAct::SettingsReset(moves) => format!("reset settings{}", moved(moves)),
+        AuditAct::LeaseRevoked {
+            lease,
+            ticket,
+            session,
+            tokens,
+        } => format!(
+            "revoked {lease} of {:?} session {:?} tokens {}",
+            ticket.as_str(),
+            session.as_ref().map(SessionId::as_str),
+            tokens.get()
+        ),
+        AuditAct::TicketCancelled {
+            ticket,
+            session,
+            tokens,
+            outcome,
+        } => format!(
+            "cancelled {:?} session {:?} tokens {} {outcome:?}",
+            ticket.as_str(),
+            session.as_ref().map(SessionId::as_str),
+            tokens.get()
+        ),
+        AuditAct::SessionClosed {
+            session,
+            close,
+            mode,
+        } => format!("closed {:?} {close} {mode:?}", session.as_str()),
+        AuditAct::CloseRetried {
+            close,
+            session,
+            engines,
+        } => format!("retried {close} of {:?} at {engines}", session.as_str()),
+    }
+}
+
+fn describe_value(value: SettingValue) -> String {
+    match value {
+        SettingValue::Switch(on) => on.to_string(),
+        SettingValue::Share(share) => share.get().to_string(),
+        SettingValue::Cap(cap) => format!("{:?}", cap.map(Tokens::get)),
+        SettingValue::Time(time) => time.millis().to_string(),
+        SettingValue::Scope(scope) => format!("{scope:?}"),
+    }
 }
 
 fn describe_tally(tally: &Tally, line: &mut impl FnMut(String)) {
@@ -589,6 +766,8 @@ fn copies_of_every_version_are_read() {
         assert_eq!(made.image().sessions, image.sessions);
         assert_eq!(made.image().windows, image.windows);
         assert_eq!(made.image().steps, image.steps);
+        assert_eq!(made.image().overrides, image.overrides);
+        assert_eq!(made.image().audit, image.audit);
         assert_eq!(made.image().tally, image.tally);
     }
 }

@@ -11,9 +11,9 @@ use super::work::{Account, Work, work};
 const NEW_TABLE: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("of a schema to come");
 
 /// The schema of today, and one step more.
-pub const ONE_MORE: &[Step] = &[STEPS[0], STEPS[1], STEPS[2], fourth];
+pub const ONE_MORE: &[Step] = &[STEPS[0], STEPS[1], STEPS[2], STEPS[3], fifth];
 
-fn fourth(transaction: &WriteTransaction) -> Result<(), redb::Error> {
+fn fifth(transaction: &WriteTransaction) -> Result<(), redb::Error> {
     transaction
         .open_table(NEW_TABLE)?
         .insert(3, b"row".as_slice())?;
@@ -39,7 +39,7 @@ fn a_migration_keeps_a_copy_and_loses_nothing() {
     drop(opened);
     let after = disk.files();
     assert_eq!(
-        after[&format!("{FILE_NAME}.before-4")],
+        after[&format!("{FILE_NAME}.before-5")],
         files[FILE_NAME],
         "the copy is not the file of before"
     );
@@ -49,8 +49,8 @@ fn a_migration_keeps_a_copy_and_loses_nothing() {
         matches!(
             refused,
             OpenError::Newer {
-                found: 4,
-                known: 3,
+                found: 5,
+                known: 4,
                 ..
             }
         ),
@@ -60,7 +60,7 @@ fn a_migration_keeps_a_copy_and_loses_nothing() {
     // The next start has nothing to migrate, and the copy opens with the program of before.
     let again = open_with(file.shared(), ONE_MORE).unwrap();
     assert_eq!(again.image, state.image());
-    let copy = after[&format!("{FILE_NAME}.before-4")].clone();
+    let copy = after[&format!("{FILE_NAME}.before-5")].clone();
     let back = SimDisk::with(&Files::from([(FILE_NAME.to_owned(), copy)]));
     assert_eq!(open_on(back.shared()).unwrap().image, state.image());
 }
@@ -107,7 +107,7 @@ fn a_migration_that_fails_changes_nothing() {
             .insert(1, b"half".as_slice())?;
         Err(redb::Error::Corrupted("as the test wants it".to_owned()))
     }
-    const BROKEN: &[Step] = &[STEPS[0], STEPS[1], STEPS[2], broken];
+    const BROKEN: &[Step] = &[STEPS[0], STEPS[1], STEPS[2], STEPS[3], broken];
     let (files, state) = closed_store();
     let disk = SimDisk::with(&files);
     let error = open_with(disk.shared(), BROKEN).unwrap_err();

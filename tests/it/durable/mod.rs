@@ -50,7 +50,11 @@ fn reference(image: &Image) -> MemoryStore {
                 .map(|(run, window)| Record::Window(run.clone(), window.clone())),
         )
         .chain(image.steps.iter().cloned().map(Box::new).map(Record::Step))
-        .chain([Record::Tally(Box::new(image.tally.clone()))])
+        .chain(image.audit.iter().cloned().map(Box::new).map(Record::Audit))
+        .chain([
+            Record::Settings(Box::new(image.overrides.clone())),
+            Record::Tally(Box::new(image.tally.clone())),
+        ])
         .collect();
     let Ok(()) = store.commit(Commit {
         term: Term(image.term),

@@ -11,7 +11,9 @@ use kvgate_core::ticket::{Sent, Stage};
 use kvgate_core::units::{Span, Timestamp};
 
 use super::disk::{Event, SimDisk};
-use crate::store::{acquire, acquire_in, close, outcomes, params, round, take_step, tokens};
+use crate::store::{
+    acquire, acquire_in, close, operate, outcomes, params, round, take_step, tokens,
+};
 
 /// What the reference store held after each commit, 0 being before the first, and how far the
 /// store under test told that it is.
@@ -152,6 +154,7 @@ pub fn work(disk: &SimDisk, account: &mut Account, work: Work) -> Result<(), Sto
         if number % 2 == 1 {
             turn.handle(take_step(number / 2, number));
         }
+        turn.handle(operate(term * 5 + number, &store.account.last().image()));
         committed = turn.finish().commit(&mut store)?;
     }
     if work.orderly {

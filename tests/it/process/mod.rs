@@ -1,5 +1,6 @@
 //! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
 
+mod access;
 mod burst;
 mod callers;
 mod closes;
@@ -8,6 +9,7 @@ mod full_disk;
 mod history;
 mod kill;
 mod order;
+mod settings;
 mod stop;
 mod store;
 mod torture;

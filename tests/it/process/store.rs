@@ -360,7 +360,7 @@ async fn bad_copies_are_refused() {
     let text = String::from_utf8(whole.clone()).unwrap();
     let garbled = text.replace("held-ticket", "held-packet").into_bytes();
     let newer = text
-        .replace(r#""version":3"#, r#""version":7"#)
+        .replace(r#""version":4"#, r#""version":7"#)
         .into_bytes();
     for (copy, code, says) in [
         (&whole[..whole.len() / 2], 65, "was cut off"),

@@ -6,7 +6,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvgate::access::{Access, TokenSet};
 use kvgate::clock::Clock;
+use kvgate::config::Origins;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::history::History;
 use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
@@ -40,9 +42,16 @@ pub struct Builder {
     pub policy: Policy,
     pub engines: Vec<(&'static str, u64)>,
     pub limits: Limits,
-    pub allowed_hosts: Vec<String>,
+    pub allowed_hosts: Vec<&'static str>,
+    /// Text of a token file; everybody is let in without.
+    pub tokens: Option<&'static str>,
+    pub metrics_auth: bool,
     /// Without progress of the writer for longer, `/healthz` fails.
     pub stuck_after: Span,
+    /// Where configured settings come from.
+    pub origins: Origins,
+    /// The start returns what was set at run time to what is configured.
+    pub resets: bool,
     /// Feed the first round, so that the service is ready when it is handed out.
     pub ready: bool,
 }
@@ -86,7 +95,11 @@ impl Default for Builder {
             engines: vec![("http://engine-1:30000", 1_000)],
             limits: Limits::default(),
             allowed_hosts: Vec::new(),
+            tokens: None,
+            metrics_auth: false,
             stuck_after: http::STUCK_AFTER,
+            origins: Origins::default(),
+            resets: false,
             ready: true,
         }
     }
@@ -95,6 +108,7 @@ impl Default for Builder {
 /// The running service. Dropped, it stops.
 pub struct TestApp {
     pub gate: Gate,
+    pub access: Access,
     pub address: SocketAddr,
     pub client: reqwest::Client,
     pub fleet: watch::Sender<Arc<FleetDetails>>,
@@ -159,8 +173,19 @@ impl Answer {
         );
         assert_eq!(problem["instance"].as_str(), self.header("x-request-id"));
         assert_eq!(status == 503, self.header("retry-after").is_some());
+        assert_eq!(
+            status == 401,
+            self.header("www-authenticate") == Some("Bearer")
+        );
         problem
     }
+}
+
+/// A client that shows every answer as it came.
+fn client() -> reqwest::Client {
+    let client = reqwest::Client::builder().no_proxy();
+    let client = client.redirect(reqwest::redirect::Policy::none());
+    client.build().unwrap()
 }
 
 fn salt() -> u64 {
@@ -191,6 +216,7 @@ impl Builder {
         let address = listener.address();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
+            reset_settings: self.resets,
             fleet: FleetConfig {
                 has_router: false,
                 static_engines: self
@@ -205,11 +231,20 @@ impl Builder {
         let (gate, opened) = gate::spawn::<S, O>(config, Clock::start(), open).unwrap();
         let (fleet, fleet_receiver) = watch::channel(Arc::new(FleetDetails::default()));
         let (notices, notices_receiver) = watch::channel(Vec::new());
+        let access = match self.tokens {
+            Some(text) => Access::by(TokenSet::parse(text).unwrap()),
+            None => Access::open(),
+        };
+        let allowed_hosts = self.allowed_hosts.iter();
         let config = HttpConfig {
             bound: vec![address],
-            allowed_hosts: self.allowed_hosts,
+            allowed_hosts: allowed_hosts.map(|host| host.parse().unwrap()).collect(),
+            access: access.clone(),
+            metrics_auth: self.metrics_auth,
             default_ttl: Span::from_secs(600),
+            configured: Vec::new(),
             stuck_after: self.stuck_after,
+            origins: self.origins,
         };
         let app = App::new(
             gate.clone(),
@@ -230,8 +265,9 @@ impl Builder {
         ));
         let mut app = TestApp {
             gate,
+            access,
             address,
-            client: reqwest::Client::builder().no_proxy().build().unwrap(),
+            client: client(),
             fleet,
             notices,
             stop,
@@ -309,6 +345,20 @@ impl TestApp {
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
         self.send(self.client.post(self.url(path)).json(body)).await
+    }
+
+    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.client.patch(self.url(path)).json(body))
+            .await
+    }
+
+    /// A form as a page of the service sends it.
+    pub fn form(&self, path: &str, fields: &[(&str, &str)]) -> reqwest::RequestBuilder {
+        let mut body = url::form_urlencoded::Serializer::new(String::new());
+        let body = body.extend_pairs(fields).finish();
+        let kind = "application/x-www-form-urlencoded";
+        let request = self.client.post(self.url(path));
+        request.header("content-type", kind).body(body)
     }
 
     /// Posts a text as JSON, whatever it is.

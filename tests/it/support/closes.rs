@@ -120,6 +120,7 @@ impl Rig {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let writer = WriterConfig {
             policy: policy.validated().unwrap(),
+            reset_settings: false,
             fleet: members,
             salts: || 42,
             recorder: None,

@@ -218,6 +218,11 @@ impl Kvgate {
         .await
     }
 
+    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
+        let request = self.http.patch(self.url(path)).json(body);
+        Answer::of(request.send().await.unwrap()).await
+    }
+
     pub async fn delete(&self, path: &str) -> Answer {
         Answer::of(self.http.delete(self.url(path)).send().await.unwrap()).await
     }

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 DEFAULT_URL = "http://127.0.0.1:7070"
+TOKEN_FILE_BYTES_MAX = 1 << 20
+"""So much of a token file is read: the gate's own may have a thousand lines."""
 
 
 def _url() -> str:
@@ -21,6 +23,27 @@ def _token() -> str | None:
     return os.environ.get("KVGATE_TOKEN") or None
 
 
+def _token_file() -> str | None:
+    return os.environ.get("KVGATE_TOKEN_FILE") or None
+
+
+def _read_token(path: str | os.PathLike[str]) -> str:
+    """The token of the first line that is neither empty nor a comment."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.strip() for line in file.read(TOKEN_FILE_BYTES_MAX).splitlines()]
+    except OSError as error:
+        raise ValueError(f"token_file {os.fspath(path)!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        # The original error would show bytes of the file.
+        raise ValueError(f"token_file {os.fspath(path)!r} is not text") from None
+    line = next((line for line in lines if line and not line.startswith("#")), "")
+    token = line.split(":", 2)[-1].strip()
+    if not token:
+        raise ValueError(f"token_file {os.fspath(path)!r} holds no token")
+    return token
+
+
 @dataclass(frozen=True, kw_only=True)
 class GateConfig:
     """Settings of a client. The defaults suit a gate on the same host or in the same rack."""
@@ -29,6 +52,9 @@ class GateConfig:
     """Base address of the gate; `KVGATE_URL` when not given."""
     token: str | None = field(default_factory=_token, repr=False)
     """Bearer token; `KVGATE_TOKEN` when not given. Never printed."""
+    token_file: str | os.PathLike[str] | None = field(default_factory=_token_file)
+    """File with the token, read when the configuration is made and there is no `token`; `KVGATE_TOKEN_FILE` when not
+    given. The token stands on its first line, alone or as in the gate's own file: `name:scope:token`."""
     client: str | None = None
     """A name of this caller for the gate's lists."""
     run: str | None = None
@@ -57,6 +83,8 @@ class GateConfig:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"the gate's url must be http://HOST:PORT or https://HOST:PORT, not {self.url!r}")
         object.__setattr__(self, "url", self.url.rstrip("/"))
+        if self.token is None and self.token_file is not None:
+            object.__setattr__(self, "token", _read_token(self.token_file))
         for name in ("ttl_s", "call_timeout_s", "window_s", "breaker_open_s", "connections_max"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")

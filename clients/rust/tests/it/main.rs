@@ -27,6 +27,7 @@ const ALL: u64 = 1_000_000;
 fn config(fake: &Fake) -> GateConfig {
     GateConfig {
         token: None,
+        token_file: None,
         ..GateConfig::at(fake.url())
     }
 }

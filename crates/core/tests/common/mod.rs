@@ -3,19 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kvgate_core::audit::AuditEntry;
 use kvgate_core::batch::{Batch, Committed, Failed};
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{
     CallFailure, CallId, CallResult, CallWhat, CloseIntent, CloseMode, EngineCall, TargetState,
 };
-use kvgate_core::command::{Acquire, CloseRequest, Command, Delivery};
+use kvgate_core::command::{Acquire, Act, CloseRequest, Command, Delivery, Operation};
 use kvgate_core::decision::{BypassReason, CancelReason, Scope, WaitReason};
 use kvgate_core::effect::{
     AcquireRefused, Answer, CancelOutcome, CloseReply, Effect, LeaseGone, LeaseView, Outcome,
     ReleaseOutcome, Reply, RetryRefused, SessionView, TicketView, WaitStatus, Watched,
 };
 use kvgate_core::event::Event;
-use kvgate_core::ids::{CloseId, EngineId, LeaseId, Seq, SessionId, TicketId};
+use kvgate_core::ids::{CloseId, EngineId, Label, LeaseId, Seq, SessionId, TicketId};
 use kvgate_core::machine::{Machine, StartParams, Untold};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::{AdmissionScope, Policy};
@@ -23,6 +24,7 @@ use kvgate_core::reading::{
     EngineKind, ReadFailure, Reading, Role, Round, RouterAnswer, RouterFailure, StartMark,
     TokenCounters, Worker,
 };
+use kvgate_core::settings::{Change, SettingsChange};
 use kvgate_core::store::{Commit, Store};
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
@@ -189,6 +191,8 @@ pub struct Gate {
     pub salt: u64,
     pub seed: u64,
     pub policy: Policy,
+    /// A start returns to what is configured.
+    pub resets: bool,
     pub static_engines: BTreeSet<EngineId>,
     pub router: Router,
     pub engines: BTreeMap<&'static str, Engine>,
@@ -214,6 +218,7 @@ impl Gate {
             salt: 100,
             seed: 7,
             policy,
+            resets: false,
             static_engines: BTreeSet::new(),
             router: Router::Lists,
             engines: BTreeMap::new(),
@@ -251,6 +256,7 @@ impl Gate {
             salt: self.salt,
             seed: self.seed,
             policy: self.policy.clone(),
+            reset_settings: self.resets,
             fleet: FleetConfig {
                 has_router: self.router != Router::None,
                 static_engines: self.static_engines.clone(),
@@ -521,10 +527,46 @@ impl Gate {
     // ---- commands ------------------------------------------------------------------------
 
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
-        let mut policy = self.policy();
-        change(&mut policy);
-        self.policy = policy.clone();
-        self.tell(Command::Configure(policy));
+        let wanted = self.wanted(change);
+        self.operate(Act::Configure(wanted));
+    }
+
+    /// What would bring the settings to this; only what can be changed at run time may differ.
+    pub fn wanted(&self, change: impl FnOnce(&mut Policy)) -> SettingsChange {
+        fn wished<T: PartialEq>(before: T, after: T) -> Change<T> {
+            if before == after {
+                Change::Keep
+            } else {
+                Change::Value(after)
+            }
+        }
+        let before = self.policy();
+        let mut after = before.clone();
+        change(&mut after);
+        let change = SettingsChange {
+            program_admission: wished(before.program_admission, after.program_admission),
+            session_lifecycle: wished(before.session_lifecycle, after.session_lifecycle),
+            paused: wished(before.paused, after.paused),
+            headroom: wished(before.headroom, after.headroom),
+            pressure_threshold: wished(before.pressure_threshold, after.pressure_threshold),
+            expected_decode_cap: wished(before.expected_decode_cap, after.expected_decode_cap),
+            max_wait: wished(before.max_wait, after.max_wait),
+            scope: wished(before.scope, after.scope),
+        };
+        let settings = (*self.view().settings).clone();
+        assert_eq!(settings.changed(&change).unwrap().effective(), after);
+        change
+    }
+
+    /// An operator acts.
+    pub fn operate(&mut self, act: Act) -> (Option<Seq>, Told) {
+        let who = Label::new("operator").unwrap();
+        self.tell(Command::Operate(Operation { who, act }))
+    }
+
+    /// What operators did, oldest first.
+    pub fn audit(&self) -> Vec<AuditEntry> {
+        self.machine().kept().audit
     }
 
     /// An acquire as [`acquire`] makes it.
@@ -605,7 +647,7 @@ impl Gate {
     }
 
     pub fn revoke(&mut self, lease: LeaseId) -> Result<(), LeaseGone> {
-        match self.tell(Command::Revoke(lease)).1 {
+        match self.operate(Act::Revoke(lease)).1 {
             Told::Reply(Reply::Revoke(outcome)) => outcome,
             other => panic!("not a revocation: {other:?}"),
         }

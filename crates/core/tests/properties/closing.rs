@@ -80,13 +80,13 @@ impl Closing {
     }
 
     /// A close of before, counted from the last.
-    pub fn retry(&self, back: u8) -> Command {
+    pub fn retry(&self, back: u8) -> CloseId {
         let at = self.known.len().checked_sub(1 + usize::from(back));
         let unknown = CloseId {
             number: CloseNo(0),
             salt: 0,
         };
-        Command::RetryClose(at.map_or(unknown, |at| self.known[at]))
+        at.map_or(unknown, |at| self.known[at])
     }
 
     /// A start forgets the calls of before.
@@ -131,9 +131,7 @@ impl Closing {
         self.check_calls(effects, &kept.closes, &held);
         self.check_lanes(effects);
         self.check_intents(effects, &kept.closes, &view.tally);
-        if view.policy.session_lifecycle {
-            check_goes_on(machine, &kept.closes, &held);
-        }
+        check_goes_on(machine, &kept.closes, &held);
         check_stored(&kept.closes, stored);
         // An engine that left begins anew when it comes back, once nothing is asked of it.
         let asked = |engine: &EngineId| {

@@ -43,7 +43,7 @@ pub struct Run {
 impl Run {
     pub fn new(seed: u64) -> Self {
         let mut store = Recorder::default();
-        let start = params(T0, 1, seed, &settings());
+        let start = params(T0, 1, seed, &settings(), false);
         let Ok(committed) = Machine::restore(store.inner.image(), start).commit(&mut store);
         Self {
             machine: committed.machine,
@@ -56,7 +56,13 @@ impl Run {
     pub fn take(mut self, turn: &Turn) -> (Self, Vec<Effect>) {
         let batch = if turn.kind == Kind::Start {
             let after = &turn.after;
-            let start = params(turn.now, after.salt, self.seed, &after.settings);
+            let start = params(
+                turn.now,
+                after.salt,
+                self.seed,
+                &after.configured,
+                after.resets,
+            );
             self.closing.started();
             Machine::restore(self.store.inner.image(), start)
         } else {

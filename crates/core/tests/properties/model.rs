@@ -28,6 +28,86 @@ pub struct Settings {
     pub idle_close: Option<u64>,
 }
 
+/// What an operator wishes for one setting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wish<T> {
+    Stay,
+    AsConfigured,
+    Be(T),
+}
+
+/// The same for all that can be changed at run time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wishes {
+    pub on: Wish<bool>,
+    pub paused: Wish<bool>,
+    pub headroom: Wish<u64>,
+    pub threshold: Wish<u32>,
+    pub decode_cap: Wish<Option<u64>>,
+    pub max_wait: Wish<u64>,
+    pub all_scopes: Wish<bool>,
+    pub closes: Wish<bool>,
+}
+
+impl Wishes {
+    pub const NONE: Self = Self {
+        on: Wish::Stay,
+        paused: Wish::Stay,
+        headroom: Wish::Stay,
+        threshold: Wish::Stay,
+        decode_cap: Wish::Stay,
+        max_wait: Wish::Stay,
+        all_scopes: Wish::Stay,
+        closes: Wish::Stay,
+    };
+}
+
+/// What stands of the wishes: what was wished later for a setting counts.
+fn stands<T: Copy>(before: Wish<T>, wish: Wish<T>) -> Wish<T> {
+    match wish {
+        Wish::Stay => before,
+        Wish::AsConfigured => Wish::Stay,
+        Wish::Be(_) => wish,
+    }
+}
+
+fn value<T: Copy>(configured: T, wish: Wish<T>) -> T {
+    match wish {
+        Wish::Be(value) => value,
+        Wish::Stay | Wish::AsConfigured => configured,
+    }
+}
+
+/// SET1: what is in force.
+fn in_force(configured: &Settings, set: &Wishes) -> Settings {
+    Settings {
+        on: value(configured.on, set.on),
+        paused: value(configured.paused, set.paused),
+        headroom: value(configured.headroom, set.headroom),
+        threshold: value(configured.threshold, set.threshold),
+        decode_cap: value(configured.decode_cap, set.decode_cap),
+        max_wait: value(configured.max_wait, set.max_wait),
+        all_scopes: value(configured.all_scopes, set.all_scopes),
+        closes: value(configured.closes, set.closes),
+        ..configured.clone()
+    }
+}
+
+/// SET1: numbers matter while admission is on.
+fn fits(settings: &Settings) -> bool {
+    let usable = settings.headroom > 0 && settings.threshold > 0;
+    !settings.on || (usable && settings.decode_cap != Some(0))
+}
+
+/// SET3: what an operator did, apart from closes, which the reference does not follow.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Did {
+    Set,
+    Reset,
+    Revoked(LeaseId),
+    Cancelled(TicketId, How),
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Numbers {
     Parts(u64, u64),
@@ -127,6 +207,8 @@ pub enum Said {
     ClosesOff,
     /// To the retry of a close, whatever it did.
     Retried,
+    Settings,
+    SettingsRefused,
     Done,
 }
 
@@ -270,7 +352,14 @@ pub struct Turned {
 #[derive(Clone, Debug)]
 pub struct Model {
     pub now: u64,
+    /// What is in force.
     pub settings: Settings,
+    pub configured: Settings,
+    /// What was set at run time.
+    set: Wishes,
+    /// This start returns to what is configured.
+    pub resets: bool,
+    pub audit: Vec<(u64, Did)>,
     pub epoch: u64,
     pub counters: BTreeMap<Counter, u64>,
     /// Acquires that were decided, by whatever decision.
@@ -301,7 +390,11 @@ impl Model {
     pub fn new(now: u64, settings: Settings, static_engines: Vec<EngineId>) -> Self {
         let mut model = Self {
             now,
-            settings,
+            settings: settings.clone(),
+            configured: settings,
+            set: Wishes::NONE,
+            resets: false,
+            audit: Vec::new(),
             epoch: 1,
             counters: BTreeMap::new(),
             acquires: 0,
@@ -323,14 +416,23 @@ impl Model {
             closed: BTreeMap::new(),
             closes_idle: false,
         };
-        model.start(now);
+        model.start(now, None, false);
         model
     }
 
     /// DUR2, LEA4, TIC4: what a start makes of what was kept.
-    pub fn start(&mut self, now: u64) -> Turned {
+    pub fn start(&mut self, now: u64, configured: Option<Settings>, resets: bool) -> Turned {
         self.now = now;
         self.salt += 1;
+        self.configured = configured.unwrap_or_else(|| self.configured.clone());
+        // What does not fit what is configured is only started with by returning to that.
+        self.resets = resets || !fits(&in_force(&self.configured, &self.set));
+        if self.resets && self.set != Wishes::NONE {
+            self.set = Wishes::NONE;
+            self.audit.push((now, Did::Reset));
+        }
+        self.settings = in_force(&self.configured, &self.set);
+        self.closes_idle |= self.settings.idle_close.is_some();
         self.turn = Turned::default();
         self.tickets.retain(
             |ticket| !matches!(ticket.stage, Stage::Ended { only_in_memory, .. } if only_in_memory),
@@ -1142,6 +1244,7 @@ impl Model {
         match self.held(lease) {
             Ok(index) => {
                 self.end_lease(index, EndHow::Revoked);
+                self.audit.push((self.now, Did::Revoked(lease)));
                 self.say(Said::Revoked, true);
             }
             Err(why) => self.say(Said::Gone(why), false),
@@ -1225,10 +1328,38 @@ impl Model {
 
     // ---- the fleet -----------------------------------------------------------------------
 
-    pub fn configure(&mut self, settings: Settings) {
-        self.closes_idle |= settings.idle_close.is_some();
+    /// SET1, SET2: all together or none.
+    pub fn configure(&mut self, wishes: &Wishes) {
+        let set = Wishes {
+            on: stands(self.set.on, wishes.on),
+            paused: stands(self.set.paused, wishes.paused),
+            headroom: stands(self.set.headroom, wishes.headroom),
+            threshold: stands(self.set.threshold, wishes.threshold),
+            decode_cap: stands(self.set.decode_cap, wishes.decode_cap),
+            max_wait: stands(self.set.max_wait, wishes.max_wait),
+            all_scopes: stands(self.set.all_scopes, wishes.all_scopes),
+            closes: stands(self.set.closes, wishes.closes),
+        };
+        let settings = in_force(&self.configured, &set);
+        if !fits(&settings) {
+            return self.say(Said::SettingsRefused, false);
+        }
+        let changes = set != self.set;
+        if changes {
+            self.audit.push((self.now, Did::Set));
+        }
+        self.set = set;
         self.settings = settings;
-        self.say(Said::Done, false);
+        self.say(Said::Settings, changes);
+    }
+
+    /// SET3.
+    pub fn cancel_as(&mut self, id: TicketId) {
+        self.cancel(id.clone());
+        let said = self.turn.said.last().zip(self.turn.changed.last());
+        if let Some((Said::Cancel(how), true)) = said {
+            self.audit.push((self.now, Did::Cancelled(id, *how)));
+        }
     }
 
     pub fn round(&mut self, round: Round) {

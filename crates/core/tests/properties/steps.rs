@@ -9,7 +9,9 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest_state_machine::ReferenceStateMachine;
 
-use crate::model::{Ask, Gauges, Listed, Model, Numbers, Round, Settings, Shown, Turned};
+use crate::model::{
+    Ask, Gauges, Listed, Model, Numbers, Round, Settings, Shown, Turned, Wish, Wishes,
+};
 
 pub const T0: u64 = 1_700_000_000_000;
 pub const TICKETS: u8 = 12;
@@ -21,8 +23,14 @@ pub enum Step {
     Turn { after: u64, commands: Vec<Command> },
     /// Time passes in turns of half a second, with a good reading round each second.
     Calm { seconds: u64 },
-    /// An orderly stop and a start.
-    Restart { after: u64, down: u64 },
+    /// An orderly stop and a start, which may find other settings in its file, or may be told to return
+    /// to them.
+    Restart {
+        after: u64,
+        down: u64,
+        configured: Option<Settings>,
+        resets: bool,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -49,11 +57,15 @@ pub enum Command {
     ReadTicket(u8),
     ReadLease(Which),
     Round(RoundPlan),
-    Configure(Settings),
+    Configure(Wishes),
+    /// As an operator.
+    CancelAs(u8),
     /// Ends a session; aborts with `true`.
     Close(u8, bool),
+    CloseAs(u8, bool),
     /// A close of before, counted from the last.
     RetryClose(u8),
+    RetryCloseAs(u8),
     /// Open calls come to something, picked by number.
     Called(Vec<(u8, Comes)>),
 }
@@ -136,7 +148,10 @@ pub enum Resolved {
     ReadTicket(TicketId),
     ReadLease(LeaseId),
     Round(Round),
-    Configure(Settings),
+    Configure(Wishes),
+    CancelAs(TicketId),
+    CloseAs(SessionId, bool),
+    RetryCloseAs(u8),
     Close(SessionId, bool),
     RetryClose(u8),
     Called(Vec<(u8, Comes)>),
@@ -305,7 +320,10 @@ impl Reference {
             Command::ReadTicket(number) => Resolved::ReadTicket(ticket(*number)),
             Command::ReadLease(which) => Resolved::ReadLease(self.lease(*which)),
             Command::Round(plan) => Resolved::Round(self.round(plan)),
-            Command::Configure(settings) => Resolved::Configure(settings.clone()),
+            Command::Configure(wishes) => Resolved::Configure(wishes.clone()),
+            Command::CancelAs(number) => Resolved::CancelAs(ticket(*number)),
+            Command::CloseAs(number, abort) => Resolved::CloseAs(session(*number), *abort),
+            Command::RetryCloseAs(back) => Resolved::RetryCloseAs(*back),
             Command::Close(number, abort) => Resolved::Close(session(*number), *abort),
             Command::RetryClose(back) => Resolved::RetryClose(*back),
             Command::Called(picks) => Resolved::Called(picks.clone()),
@@ -365,9 +383,10 @@ impl Reference {
             Resolved::ReadTicket(ticket) => model.read(&ticket),
             Resolved::ReadLease(lease) => model.read_lease(lease),
             Resolved::Round(round) => model.round(round),
-            Resolved::Configure(settings) => model.configure(settings),
-            Resolved::Close(session, _) => model.close(session),
-            Resolved::RetryClose(_) => model.retry(),
+            Resolved::Configure(wishes) => model.configure(&wishes),
+            Resolved::CancelAs(ticket) => model.cancel_as(ticket),
+            Resolved::Close(session, _) | Resolved::CloseAs(session, _) => model.close(session),
+            Resolved::RetryClose(_) | Resolved::RetryCloseAs(_) => model.retry(),
             Resolved::Called(_) => model.called(),
         }
     }
@@ -411,10 +430,15 @@ impl Reference {
                     self.turn(500, std::slice::from_ref(&calm), Kind::Ordinary);
                 }
             }
-            Step::Restart { after, down } => {
+            Step::Restart {
+                after,
+                down,
+                configured,
+                resets,
+            } => {
                 self.turn(*after, &[], Kind::Last);
                 let now = self.model.now + *down;
-                let turned = self.model.start(now);
+                let turned = self.model.start(now, configured.clone(), *resets);
                 self.turns.push(Turn {
                     now,
                     commands: Vec::new(),
@@ -536,10 +560,61 @@ fn round() -> impl Strategy<Value = Command> {
         })
 }
 
+fn wish<T: std::fmt::Debug + Clone>(
+    value: impl Strategy<Value = T>,
+) -> impl Strategy<Value = Wish<T>> {
+    prop_oneof![
+        6 => Just(Wish::Stay),
+        1 => Just(Wish::AsConfigured),
+        2 => value.prop_map(Wish::Be),
+    ]
+}
+
+/// Some wishes cannot be while admission is on.
+fn wishes() -> impl Strategy<Value = Wishes> {
+    (
+        wish(prop::bool::weighted(0.9)),
+        wish(prop::bool::weighted(0.5)),
+        wish(select(vec![0, 1, 450_000, 900_000, 1_000_000])),
+        wish(select(vec![0, 500_000, 920_000, 920_000, 1_000_000])),
+        wish(select(vec![None, Some(0), Some(1), Some(200_000)])),
+        wish(select(vec![0, 5_000, 30_000, 120_000])),
+        wish(any::<bool>()),
+        wish(prop::bool::weighted(0.7)),
+    )
+        .prop_map(
+            |(on, paused, headroom, threshold, decode_cap, max_wait, all_scopes, closes)| Wishes {
+                on,
+                paused,
+                headroom,
+                threshold,
+                decode_cap,
+                max_wait,
+                all_scopes,
+                closes,
+            },
+        )
+}
+
 fn configure() -> impl Strategy<Value = Command> {
+    let nothing = Wishes {
+        on: Wish::AsConfigured,
+        paused: Wish::AsConfigured,
+        headroom: Wish::AsConfigured,
+        threshold: Wish::AsConfigured,
+        decode_cap: Wish::AsConfigured,
+        max_wait: Wish::AsConfigured,
+        all_scopes: Wish::AsConfigured,
+        closes: Wish::AsConfigured,
+    };
+    prop_oneof![2 => wishes(), 1 => Just(nothing)].prop_map(Command::Configure)
+}
+
+/// What a start may find in its file.
+fn configured() -> impl Strategy<Value = Settings> {
     let changed = (
-        prop::bool::weighted(0.95),
-        prop::bool::weighted(0.1),
+        prop::bool::weighted(0.9),
+        Just(false),
         select(vec![1, 450_000, 900_000, 900_000, 1_000_000]),
         select(vec![500_000, 920_000, 920_000, 1_000_000]),
         select(vec![None, None, Some(1), Some(200_000)]),
@@ -586,7 +661,7 @@ fn configure() -> impl Strategy<Value = Command> {
                 }
             },
         );
-    prop_oneof![1 => changed, 1 => Just(settings())].prop_map(Command::Configure)
+    prop_oneof![1 => changed, 1 => Just(settings())]
 }
 
 fn comes() -> impl Strategy<Value = Comes> {
@@ -623,10 +698,13 @@ fn command() -> impl Strategy<Value = Command> {
         4 => (which(), prop::option::of(life())).prop_map(|(which, ttl)| Command::Renew(which, ttl)),
         1 => which().prop_map(Command::Revoke),
         4 => number().prop_map(Command::Cancel),
+        1 => number().prop_map(Command::CancelAs),
+        1 => (0u8..4, any::<bool>()).prop_map(|(number, abort)| Command::CloseAs(number, abort)),
+        1 => (0u8..6).prop_map(Command::RetryCloseAs),
         3 => number().prop_map(Command::ReadTicket),
         1 => which().prop_map(Command::ReadLease),
         8 => round(),
-        1 => configure(),
+        2 => configure(),
         6 => (0u8..4, prop::bool::weighted(0.3)).prop_map(|(number, abort)| Command::Close(number, abort)),
         1 => (0u8..6).prop_map(Command::RetryClose),
         7 => called(),
@@ -647,8 +725,18 @@ pub fn step() -> impl Strategy<Value = Step> {
         14 => (after(), prop::collection::vec(command(), 0..6))
             .prop_map(|(after, commands)| Step::Turn { after, commands }),
         3 => (1u64..12).prop_map(|seconds| Step::Calm { seconds }),
-        1 => (0u64..2_000, prop_oneof![4 => 0u64..5_000, 2 => 5_000u64..100_000, 1 => Just(700_000)])
-            .prop_map(|(after, down)| Step::Restart { after, down }),
+        1 => (
+            0u64..2_000,
+            prop_oneof![4 => 0u64..5_000, 2 => 5_000u64..100_000, 1 => Just(700_000)],
+            prop::option::of(configured()),
+            prop::bool::weighted(0.1),
+        )
+            .prop_map(|(after, down, configured, resets)| Step::Restart {
+                after,
+                down,
+                configured,
+                resets,
+            }),
     ]
 }
 

@@ -4,20 +4,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kvgate_core::audit::AuditAct;
 use kvgate_core::batch::Committed;
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{CloseIntent, CloseMode, CloseStage};
-use kvgate_core::command::{self, CloseRequest, Delivery};
+use kvgate_core::command::{self, Act, CloseRequest, Delivery, Operation};
 use kvgate_core::decision::{BypassReason, Scope, WaitReason};
 use kvgate_core::effect::{self, Effect, Reply};
 use kvgate_core::event::{Event, QueueEnd};
-use kvgate_core::ids::{Label, LeaseId, RowNo, Seq};
+use kvgate_core::ids::{Label, LeaseId, RowNo, Seq, SessionId};
 use kvgate_core::machine::{Kept, Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::{AdmissionScope, Policy};
 use kvgate_core::reading::{
     ReadFailure, Reading, Role, RouterAnswer, RouterFailure, StartMark, TokenCounters, Worker,
 };
+use kvgate_core::settings::{Change, SettingsChange};
 use kvgate_core::store::Image;
 use kvgate_core::tally::{CancelledHow, LeaseEnd, Tally};
 use kvgate_core::ticket::{Sent, Stage, Ticket};
@@ -26,11 +28,11 @@ use kvgate_core::view::Load;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
 use crate::closing::Closing;
-use crate::model::{self, Counter, Model, Numbers, Said, Settings, Shown};
+use crate::model::{self, Counter, Did, Model, Numbers, Said, Settings, Shown, Wish, Wishes};
 use crate::steps::{
     Kind, Reference, Resolved, Step, T0, Turn, all_tickets, settings, static_engines,
 };
-use crate::words::{answer, said};
+use crate::words::{answer, how, said};
 
 pub fn tokens(count: u64) -> Tokens {
     Tokens::new(count).unwrap()
@@ -61,12 +63,13 @@ pub fn policy(settings: &Settings) -> Policy {
     .unwrap()
 }
 
-pub fn params(now: u64, salt: u64, seed: u64, settings: &Settings) -> StartParams {
+pub fn params(now: u64, salt: u64, seed: u64, configured: &Settings, resets: bool) -> StartParams {
     StartParams {
         now: Timestamp::from_millis(now),
         salt,
         seed,
-        policy: policy(settings),
+        policy: policy(configured),
+        reset_settings: resets,
         fleet: FleetConfig {
             has_router: true,
             static_engines: static_engines().into_iter().collect(),
@@ -85,6 +88,52 @@ fn request_id(ticket: &str) -> Option<Label> {
         _ => return None,
     };
     Label::new(name).ok()
+}
+
+pub fn who() -> Label {
+    Label::new("operator").unwrap()
+}
+
+fn operate(act: Act) -> command::Command {
+    command::Command::Operate(Operation { who: who(), act })
+}
+
+fn close(session: &SessionId, abort: bool) -> CloseRequest {
+    CloseRequest {
+        session: session.clone(),
+        mode: if abort {
+            CloseMode::Abort
+        } else {
+            CloseMode::Join
+        },
+        reason: None,
+    }
+}
+
+fn change(wishes: &Wishes) -> SettingsChange {
+    fn wished<T: Copy, U>(wish: Wish<T>, value: impl Fn(T) -> U) -> Change<U> {
+        match wish {
+            Wish::Stay => Change::Keep,
+            Wish::AsConfigured => Change::Configured,
+            Wish::Be(wished) => Change::Value(value(wished)),
+        }
+    }
+    SettingsChange {
+        program_admission: wished(wishes.on, |on| on),
+        session_lifecycle: wished(wishes.closes, |on| on),
+        paused: wished(wishes.paused, |on| on),
+        headroom: wished(wishes.headroom, |share| Ppm::new(share as u32).unwrap()),
+        pressure_threshold: wished(wishes.threshold, |share| Ppm::new(share).unwrap()),
+        expected_decode_cap: wished(wishes.decode_cap, |cap| cap.map(tokens)),
+        max_wait: wished(wishes.max_wait, Span::from_millis),
+        scope: wished(wishes.all_scopes, |all| {
+            if all {
+                AdmissionScope::All
+            } else {
+                AdmissionScope::Train
+            }
+        }),
+    }
 }
 
 /// The command as the core takes it.
@@ -124,7 +173,7 @@ pub fn command(resolved: &Resolved, closing: &mut Closing) -> command::Command {
             lease: *lease,
             ttl: ttl.map(Span::from_millis),
         },
-        Resolved::Revoke(lease) => Command::Revoke(*lease),
+        Resolved::Revoke(lease) => operate(Act::Revoke(*lease)),
         Resolved::Cancel(ticket) => Command::Cancel(ticket.clone()),
         Resolved::ReadTicket(ticket) => Command::ReadTicket(ticket.clone()),
         Resolved::ReadLease(lease) => Command::ReadLease(*lease),
@@ -158,17 +207,12 @@ pub fn command(resolved: &Resolved, closing: &mut Closing) -> command::Command {
                 .map(|(engine, mark)| (engine.clone(), StartMark(*mark)))
                 .collect(),
         }),
-        Resolved::Configure(settings) => Command::Configure(policy(settings)),
-        Resolved::Close(session, abort) => Command::Close(CloseRequest {
-            session: session.clone(),
-            mode: if *abort {
-                CloseMode::Abort
-            } else {
-                CloseMode::Join
-            },
-            reason: None,
-        }),
-        Resolved::RetryClose(back) => closing.retry(*back),
+        Resolved::Configure(wishes) => operate(Act::Configure(change(wishes))),
+        Resolved::CancelAs(ticket) => operate(Act::Cancel(ticket.clone())),
+        Resolved::Close(session, abort) => Command::Close(close(session, *abort)),
+        Resolved::CloseAs(session, abort) => operate(Act::Close(close(session, *abort))),
+        Resolved::RetryClose(back) => Command::RetryClose(closing.retry(*back)),
+        Resolved::RetryCloseAs(back) => operate(Act::RetryClose(closing.retry(*back))),
         Resolved::Called(picks) => closing.called(picks),
     }
 }
@@ -237,6 +281,9 @@ pub struct Subject {
     shown: BTreeMap<Counter, u64>,
     shown_closes: Vec<u64>,
     closing: Closing,
+    /// Entries of the audit so far, and how many of them should be of closes.
+    audited: usize,
+    closes_audited: usize,
 }
 
 impl Subject {
@@ -251,8 +298,10 @@ impl Subject {
             shown: BTreeMap::new(),
             shown_closes: Vec::new(),
             closing: Closing::default(),
+            audited: 0,
+            closes_audited: 0,
         };
-        let batch = Machine::restore(subject.store.image(), params(T0, 1, 1, &settings()));
+        let batch = Machine::restore(subject.store.image(), params(T0, 1, 1, &settings(), false));
         let Ok(committed) = batch.commit(&mut subject.store);
         subject.machine = Some(committed.machine);
         subject
@@ -269,7 +318,13 @@ impl Subject {
                 self.machine = None;
                 self.closing.started();
                 let after = &turn.after;
-                let params = params(turn.now, after.salt, turn.now, &after.settings);
+                let params = params(
+                    turn.now,
+                    after.salt,
+                    turn.now,
+                    &after.configured,
+                    after.resets,
+                );
                 let Ok(committed) =
                     Machine::restore(self.store.image(), params).commit(&mut self.store);
                 committed
@@ -301,10 +356,68 @@ impl Subject {
         self.compare_books(&turn.after);
         self.check_grants(turn, &effects);
         self.check_kept(turn, &effects);
+        self.check_audit(turn, &effects, &events);
         self.check_shown();
         if turn.kind != Kind::Start {
             self.check_events(&before, &events);
         }
+    }
+
+    /// SET3: one entry for each act that changed something, in its turn, and none for any other.
+    fn check_audit(&mut self, turn: &Turn, effects: &[Effect], events: &[Event]) {
+        let audit = self.machine().kept().audit;
+        let numbers: Vec<u64> = audit.iter().map(|entry| entry.no.0).collect();
+        assert!(numbers.iter().copied().eq(1..=audit.len() as u64));
+        let mut of_closes = 0;
+        for effect in effects {
+            if let Effect::Reply {
+                tag, seq: Some(_), ..
+            } = effect
+                && let Some(Resolved::CloseAs(..) | Resolved::RetryCloseAs(_)) =
+                    turn.commands.get(tag.0)
+            {
+                of_closes += 1;
+            }
+        }
+        self.closes_audited += of_closes;
+        let mut dids = Vec::new();
+        let mut closes = 0;
+        for entry in &audit {
+            let did = match &entry.act {
+                AuditAct::SettingsChanged(moves) => {
+                    assert!(!moves.is_empty());
+                    Did::Set
+                }
+                AuditAct::SettingsReset(moves) => {
+                    assert!(!moves.is_empty());
+                    Did::Reset
+                }
+                AuditAct::LeaseRevoked { lease, .. } => Did::Revoked(*lease),
+                AuditAct::TicketCancelled {
+                    ticket, outcome, ..
+                } => Did::Cancelled(ticket.clone(), how(*outcome)),
+                AuditAct::SessionClosed { .. } | AuditAct::CloseRetried { .. } => {
+                    closes += 1;
+                    continue;
+                }
+            };
+            let by = if did == Did::Reset {
+                "kvgate"
+            } else {
+                "operator"
+            };
+            assert_eq!(entry.who.as_str(), by);
+            dids.push((entry.at.millis(), did));
+        }
+        assert_eq!(dids, turn.after.audit, "the audit");
+        assert_eq!(closes, self.closes_audited, "closes in the audit");
+        let told = events.iter().filter_map(|event| match event {
+            Event::Operated(entry) => Some(&**entry),
+            _ => None,
+        });
+        let new = audit.iter().skip(self.audited);
+        assert!(told.eq(new), "the log is told of the same");
+        self.audited = audit.len();
     }
 
     /// DUR2: what readers were shown of the counters never goes back, over a crash neither.
@@ -345,7 +458,7 @@ impl Subject {
                 } => admits = (admits.0 + 1, admits.1 + waited.millis()),
                 Event::LeaseEnded { how, .. } => ends[*how as usize] += 1,
                 Event::Expired { .. } => expired += 1,
-                Event::Asked { .. } | Event::LeftQueue { .. } => {}
+                Event::Asked { .. } | Event::LeftQueue { .. } | Event::Operated(_) => {}
             }
         }
         let counted = (
@@ -400,7 +513,9 @@ impl Subject {
                 resolved,
                 Resolved::Round(_)
                     | Resolved::Close(..)
+                    | Resolved::CloseAs(..)
                     | Resolved::RetryClose(_)
+                    | Resolved::RetryCloseAs(_)
                     | Resolved::Called(_)
             );
             if !by_what_is_kept && expected.is_some() {
@@ -644,12 +759,15 @@ impl Subject {
     /// DUR2, LEA4: a start from this very store brings the same back.
     fn check_restart(&self, turn: &Turn, live: &Kept, image: Image) {
         let now = turn.now;
-        let again = params(now, 999, 3, &turn.after.settings);
+        let again = params(now, 999, 3, &turn.after.configured, false);
         let Ok(restored) = Machine::restore(image.clone(), again).commit(&mut self.store.clone());
         let kept = restored.machine.kept();
         assert_eq!(kept.queue, live.queue, "the same line");
         assert_eq!(kept.epoch, live.epoch);
         assert_eq!(kept.next_issue, live.next_issue);
+        assert_eq!(kept.overrides, live.overrides, "the same settings");
+        assert_eq!(kept.audit, live.audit, "the same audit");
+        assert_eq!(restored.machine.view().policy, self.machine().view().policy);
         assert!(kept.seq >= live.seq);
         let expected: BTreeMap<RowNo, (u64, bool)> = image
             .tickets
@@ -760,7 +878,6 @@ impl Subject {
             self.closing.take(&committed.effects);
             self.machine = Some(committed.machine);
         }
-        let view = self.machine().view();
         let kept = self.machine().kept();
         for close in kept.closes.iter().filter(|close| !close.is_done()) {
             let joins = matches!(close.stage, CloseStage::Joining { ready_since: None });
@@ -771,8 +888,7 @@ impl Subject {
             });
             // One that was begun for an idle session just now may wait for a member still.
             let is_new = close.requested_at.millis() > began + 70_000;
-            let off = !view.policy.session_lifecycle;
-            assert!(off || is_new || (joins && is_held), "{close:?}");
+            assert!(is_new || (joins && is_held), "{close:?}");
         }
     }
 }

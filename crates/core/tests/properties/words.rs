@@ -48,9 +48,20 @@ fn gone(gone: effect::LeaseGone) -> Why {
     }
 }
 
+/// What a cancel met, in the words of the reference.
+pub fn how(outcome: effect::CancelOutcome) -> How {
+    match outcome {
+        effect::CancelOutcome::Withdrawn => How::Withdrawn,
+        effect::CancelOutcome::Released => How::Released,
+        effect::CancelOutcome::Bypassed => How::Bypassed,
+        effect::CancelOutcome::AlreadyFinished => How::AlreadyFinished,
+        effect::CancelOutcome::Unknown => How::Unknown,
+    }
+}
+
 /// An answer of the core.
 pub fn said(reply: &Reply) -> Said {
-    use effect::{AcquireRefused, CancelOutcome, CloseReply, ReleaseOutcome, TicketView};
+    use effect::{AcquireRefused, CloseReply, ReleaseOutcome, TicketView};
     match reply {
         Reply::Acquire(Ok(told)) => Said::Answer(answer(told)),
         Reply::Acquire(Err(AcquireRefused::TicketConflict)) => Said::Conflict,
@@ -77,13 +88,7 @@ pub fn said(reply: &Reply) -> Said {
             epoch: view.lease.epoch.0,
         },
         Reply::Revoke(Ok(())) => Said::Revoked,
-        Reply::Cancel(outcome) => Said::Cancel(match outcome {
-            CancelOutcome::Withdrawn => How::Withdrawn,
-            CancelOutcome::Released => How::Released,
-            CancelOutcome::Bypassed => How::Bypassed,
-            CancelOutcome::AlreadyFinished => How::AlreadyFinished,
-            CancelOutcome::Unknown => How::Unknown,
-        }),
+        Reply::Cancel(outcome) => Said::Cancel(how(*outcome)),
         Reply::Ticket(view) => Said::Ticket(view.as_ref().map(|view| match view {
             TicketView::Answer(told) => Ok(answer(told)),
             TicketView::Ended(how) => Err(*how),
@@ -92,6 +97,8 @@ pub fn said(reply: &Reply) -> Said {
         Reply::Close(CloseReply::Disabled) => Said::ClosesOff,
         Reply::Close(CloseReply::Taken(_)) => Said::Closed,
         Reply::RetryClose(_) => Said::Retried,
+        Reply::Settings(Ok(_)) => Said::Settings,
+        Reply::Settings(Err(_)) => Said::SettingsRefused,
         Reply::Leases(_)
         | Reply::Queue(_)
         | Reply::Epochs(_)
@@ -103,7 +110,8 @@ pub fn said(reply: &Reply) -> Said {
         | Reply::Closes(_)
         | Reply::Step(_)
         | Reply::Steps(_)
-        | Reply::Decisions(_) => {
+        | Reply::Decisions(_)
+        | Reply::Audit(_) => {
             panic!("nobody asked for {reply:?}")
         }
     }

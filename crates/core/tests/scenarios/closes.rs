@@ -17,7 +17,11 @@ use crate::common::*;
 
 /// Closes on, engines `a` and `b`.
 fn two() -> Gate {
-    let mut gate = Gate::with(closes_on());
+    two_with(closes_on())
+}
+
+fn two_with(policy: Policy) -> Gate {
+    let mut gate = Gate::with(policy);
     gate.engines.insert("b", Engine::of(1_000_000));
     gate.round();
     gate
@@ -505,9 +509,10 @@ fn clo3_a_start_aborts_again() {
 // ---- CLO3: the join time-out -----------------------------------------------------------------
 
 fn with_join_timeout() -> Gate {
-    let mut gate = two();
-    gate.configure(|policy| policy.join_timeout = Some(Span::from_secs(5)));
-    gate
+    two_with(Policy {
+        join_timeout: Some(Span::from_secs(5)),
+        ..closes_on()
+    })
 }
 
 /// CLO3, CLO9: one delivery at the join time-out, one more after the last lease; counted once.
@@ -623,7 +628,8 @@ fn clo3_a_time_out_that_is_set_later_counts() {
     gate.close("s");
     gate.run(20_000);
     assert!(gate.sent().is_empty());
-    gate.configure(|policy| policy.join_timeout = Some(Span::from_secs(10)));
+    gate.policy.join_timeout = Some(Span::from_secs(10));
+    gate.restart(0);
     assert_eq!(gate.sent(), ["close s at a", "close s at b"]);
 }
 

@@ -3,7 +3,7 @@
 use kvgate_core::command::Command;
 use kvgate_core::decision::{BypassReason, Scope, WaitReason};
 use kvgate_core::effect::{Effect, Outcome, Reply};
-use kvgate_core::policy::{AdmissionScope, DECISIONS_PER_TURN};
+use kvgate_core::policy::{AdmissionScope, DECISIONS_PER_TURN, Policy};
 use kvgate_core::tally::LeaseEnd;
 use kvgate_core::units::Span;
 use kvgate_core::view::Notice;
@@ -34,12 +34,14 @@ struct Lines {
 
 impl Lines {
     fn decide(&self) -> BypassReason {
-        let mut gate = Gate::new();
+        let mut gate = Gate::with(Policy {
+            max_waiting: if self.queue_full { 1 } else { 100 },
+            ..admission_on()
+        });
         gate.hold("full", 900_000);
         gate.park("older", 100);
         gate.configure(|policy| {
             policy.paused = self.disabled;
-            policy.max_waiting = if self.queue_full { 1 } else { 100 };
             if self.out_of_scope {
                 policy.scope = AdmissionScope::Train;
             }
@@ -138,8 +140,10 @@ fn dec1_oversize() {
 /// DEC1, section 9: the queue has a bound.
 #[test]
 fn dec1_queue_full() {
-    let mut gate = Gate::new();
-    gate.configure(|policy| policy.max_waiting = 2);
+    let mut gate = Gate::with(Policy {
+        max_waiting: 2,
+        ..admission_on()
+    });
     let full = gate.hold("full", 900_000);
     gate.park("t1", 10);
     gate.park("t2", 10);
@@ -328,10 +332,10 @@ fn dec2_the_lines_of_the_pass() {
         lose(gate);
         gate.unread_for(5_000);
         gate.jump(1_000);
-        let mut policy = gate.policy();
-        policy.max_wait = Span::from_secs(6);
-        change(&mut policy);
-        gate.tell(Command::Configure(policy));
+        gate.configure(|policy| {
+            policy.max_wait = Span::from_secs(6);
+            change(policy);
+        });
     }
     assert_eq!(
         reason(|gate| all_at_once(gate, |policy| {

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use kvgate_core::close::{CallFailure, CallResult, CloseStage, TargetState};
+use kvgate_core::close::{CallFailure, CallResult, CloseMode, CloseStage, TargetState};
+use kvgate_core::command::{CloseRequest, Command};
+use kvgate_core::effect::{CloseReply, Reply};
 use kvgate_core::ids::EngineId;
-use kvgate_core::policy::CLOSES_FOR;
+use kvgate_core::policy::{CLOSES_FOR, Policy};
 use kvgate_core::reading::EngineKind;
 use kvgate_core::units::Span;
 use kvgate_core::view::Notice;
@@ -18,7 +20,11 @@ fn one() -> Gate {
 
 /// Closes on, engines `a` and `b`.
 fn two() -> Gate {
-    let mut gate = one();
+    two_with(closes_on())
+}
+
+fn two_with(policy: Policy) -> Gate {
+    let mut gate = Gate::with(policy);
     gate.engines.insert("b", Engine::of(1_000_000));
     gate.round();
     gate
@@ -493,17 +499,6 @@ fn clo6_the_deadline_ends_an_intent() {
     assert_eq!(gate.done.len(), 1);
 }
 
-/// CLO6: a deadline that is made shorter counts at once.
-#[test]
-fn clo6_a_shorter_deadline_counts_at_once() {
-    let mut gate = one();
-    let close = gate.close("s");
-    gate.calls.clear();
-    gate.serve_until(gate.now + 50_000, |_| None);
-    gate.configure(|policy| policy.close_deadline = Span::from_secs(20));
-    assert!(gate.read_close(close.id).is_done());
-}
-
 /// CLO6: at most 16 calls at once per engine; a slow engine delays no other.
 #[test]
 fn clo6_at_most_sixteen_calls_at_once() {
@@ -608,24 +603,42 @@ fn clo6_a_reading_brings_the_probe_at_once() {
     assert!(gate.sent().is_empty(), "one at a time");
 }
 
-/// CLO6: closes off and on again: nothing goes out meanwhile, what is on its way is not sent twice,
-/// and deadlines leave a while.
+/// SET4, CLO6: closes are turned off: what was promised goes on to its end, over a start too, and a new
+/// close is told that they are off.
 #[test]
-fn clo6_off_and_on_again() {
+fn set4_open_closes_go_on_with_the_feature_off() {
     let mut gate = two();
     let close = gate.close("s");
+    let joining = {
+        gate.hold("t", 10);
+        gate.close("s")
+    };
     let calls = std::mem::take(&mut gate.calls);
     gate.called(vec![(calls[0].id, status_of(503).unwrap())]);
     gate.configure(|policy| policy.session_lifecycle = false);
-    let log = gate.serve_until(gate.now + 200_000, |_| status_of(200));
-    assert!(log.is_empty(), "{log:?}");
-    assert!(!gate.read_close(close.id).is_done());
+    let request = CloseRequest {
+        session: session("other"),
+        mode: CloseMode::Join,
+        reason: None,
+    };
+    let refused = gate.tell(Command::Close(request));
+    assert_eq!(
+        refused,
+        (None, Told::Reply(Reply::Close(CloseReply::Disabled)))
+    );
+    assert!(
+        gate.read_close(close.id).is_done(),
+        "superseded by the new use"
+    );
+    gate.crash(1_000);
+    gate.cancel("t");
+    gate.round();
+    let log = gate.serve_until(gate.now + 10_000, |_| status_of(200));
+    assert_eq!(log.len(), 2, "{log:?}");
+    let done = gate.read_close(joining.id);
+    assert_eq!(done.count(TargetState::Delivered), 2);
     gate.configure(|policy| policy.session_lifecycle = true);
-    assert_eq!(gate.sent(), ["close s at a"], "b is on its way still");
-    gate.serve_until(gate.now + 29_000, |_| None);
-    assert!(!gate.read_close(close.id).is_done());
-    gate.serve_until(gate.now + 1_000, |_| None);
-    assert!(gate.read_close(close.id).is_done());
+    assert!(gate.sent().is_empty());
 }
 
 /// CLO6, DUR2: a start sends again to pending engines only, with the attempts that are left, and
@@ -668,8 +681,10 @@ fn clo6_a_start_sends_again_to_pending_engines_only() {
 #[test]
 fn dur2_a_crash_in_every_stage() {
     for crash_at in 0..9 {
-        let mut gate = two();
-        gate.configure(|policy| policy.join_timeout = Some(Span::from_secs(5)));
+        let mut gate = two_with(Policy {
+            join_timeout: Some(Span::from_secs(5)),
+            ..closes_on()
+        });
         let lease = gate.hold("t", 10);
         let mut close = None;
         let mut got: BTreeMap<String, u32> = BTreeMap::new();
@@ -736,10 +751,10 @@ fn clo6_no_deadline_is_named_that_no_turn_serves() {
         let next = gate.machine().next_deadline();
         assert!(next.is_none_or(|next| next.millis() > gate.now), "{next:?}");
     };
-    let mut gate = two();
-    gate.configure(|policy| {
-        policy.join_timeout = Some(Span::from_secs(1));
-        policy.session_idle_close = Some(Span::from_secs(2));
+    let mut gate = two_with(Policy {
+        join_timeout: Some(Span::from_secs(1)),
+        session_idle_close: Some(Span::from_secs(2)),
+        ..closes_on()
     });
     gate.hold("t", 10);
     gate.close("s");

@@ -458,6 +458,7 @@ fn first_start_is_known(stored: u64) -> bool {
         salt: 0,
         seed: 0,
         policy: admission_on(),
+        reset_settings: false,
         fleet: FleetConfig::default(),
     };
     let Ok(committed) = Machine::restore(image, params).commit(&mut MemoryStore::default());

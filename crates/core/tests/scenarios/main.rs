@@ -24,5 +24,6 @@ mod leases;
 mod measured;
 mod reports;
 mod sessions;
+mod settings;
 mod tickets;
 mod time;

@@ -2,13 +2,13 @@
 
 use kvgate_core::command::{Command, Slice};
 use kvgate_core::decision::{BypassReason, Scope, WaitReason};
-use kvgate_core::decisions::{Decided, DecisionEntry};
+use kvgate_core::decisions::{Decided, DecisionEntry, DecisionsPlace, DecisionsWanted};
 use kvgate_core::effect::Reply;
-use kvgate_core::ids::{RunId, Seq, StepNo};
+use kvgate_core::ids::{RunId, Seq, SessionId, StepNo};
 use kvgate_core::policy::{DECISIONS_KEPT, Policy, STEPS_MAX};
 use kvgate_core::report::StepReport;
 use kvgate_core::tally::{CancelledHow, LeaseEnd};
-use kvgate_core::units::{Ppm, Timestamp};
+use kvgate_core::units::{Ppm, Span, Timestamp};
 
 use crate::common::{Gate, Told, acquire, admission_on};
 
@@ -42,11 +42,17 @@ fn steps(gate: &mut Gate) -> Vec<StepReport> {
     }
 }
 
-fn decisions(gate: &mut Gate, after: Option<u64>) -> Vec<DecisionEntry> {
-    match gate.tell(Command::ListDecisions { after, most: 1_000 }) {
-        (None, Told::Reply(Reply::Decisions(page))) => page.items,
+fn read(gate: &mut Gate, wanted: DecisionsWanted) -> (Vec<DecisionEntry>, bool) {
+    match gate.tell(Command::ListDecisions(wanted)) {
+        (None, Told::Reply(Reply::Decisions(page))) => (page.items, page.more),
         other => panic!("{other:?}"),
     }
+}
+
+fn decisions(gate: &mut Gate, after: Option<u64>) -> Vec<DecisionEntry> {
+    let last = DecisionsWanted::last(1_000);
+    let place = after.map_or(last.place, DecisionsPlace::After);
+    read(gate, DecisionsWanted { place, ..last }).0
 }
 
 /// The train scope's admits, waits, bypasses and cancelled tickets of a report.
@@ -282,6 +288,75 @@ fn decisions_of_the_queue() {
     let after = decisions(&mut gate, None);
     assert_eq!(after.len(), 1, "they are in memory only");
     assert!(after[0].number > granted.number);
+}
+
+/// Section 9: the end of a claimed lease stands among the decisions, with the time that it was held.
+#[test]
+fn ends_of_leases_are_remembered() {
+    let mut gate = Gate::new();
+    let lease = gate.hold("t1", 900_000);
+    gate.run(2_000);
+    gate.release(lease).unwrap();
+    let last = decisions(&mut gate, None).pop().unwrap();
+    assert_eq!(
+        (last.ticket.as_str(), last.decided),
+        ("t1", Decided::Ended(LeaseEnd::Released))
+    );
+    assert_eq!(last.held.map(Span::millis), Some(2_000));
+    assert_eq!(last.moment.reserved.get(), 900_000);
+}
+
+/// Section 9: readers page back and choose, and are told whether there is more on that side.
+#[test]
+fn decisions_are_chosen_and_read_backwards() {
+    let mut gate = Gate::new();
+    deliver(&mut gate, "t1", 500_000);
+    gate.park("t2", 500_000);
+    gate.park("t3", 1);
+    gate.ask("large", 2_000_000);
+    gate.cancel("t3");
+    let all = decisions(&mut gate, None);
+    let last = DecisionsWanted::last(2);
+    assert_eq!(read(&mut gate, last.clone()), (all[3..].to_vec(), true));
+    let before = |number, most| DecisionsWanted {
+        place: DecisionsPlace::Before(number),
+        most,
+        ..last.clone()
+    };
+    let page = read(&mut gate, before(all[3].number, 2));
+    assert_eq!(page, (all[1..3].to_vec(), true));
+    let page = read(&mut gate, before(all[1].number, 2));
+    assert_eq!(page, (all[..1].to_vec(), false));
+    let mut chosen = |wanted: DecisionsWanted| -> Vec<(String, Decided)> {
+        let entries = read(&mut gate, wanted).0.into_iter();
+        entries
+            .map(|entry| (entry.ticket.as_str().to_owned(), entry.decided))
+            .collect()
+    };
+    let withdrawn = Decided::Cancelled(CancelledHow::Withdrawn);
+    let behind = Decided::Wait(WaitReason::BehindOlder);
+    let of_ticket = DecisionsWanted {
+        ticket: Some(all[2].ticket.clone()),
+        ..last.clone()
+    };
+    let t3 = |decided| ("t3".to_owned(), decided);
+    assert_eq!(chosen(of_ticket), [t3(behind), t3(withdrawn)]);
+    let of_kind = DecisionsWanted {
+        decided: vec![behind],
+        ..last.clone()
+    };
+    assert_eq!(chosen(of_kind), [t3(behind)]);
+    let with_text = DecisionsWanted {
+        part: Some("arg".to_owned()),
+        ..last.clone()
+    };
+    let large = Decided::Bypass(BypassReason::Oversize);
+    assert_eq!(chosen(with_text), [("large".to_owned(), large)]);
+    let of_session = DecisionsWanted {
+        session: SessionId::new("nobody").ok(),
+        ..last.clone()
+    };
+    assert_eq!(chosen(of_session), []);
 }
 
 /// Section 9: the ring is bounded.

@@ -236,24 +236,28 @@ fn clo11_idle_time_goes_on_while_down() {
     assert_eq!(gate.sent(), ["close s at a"]);
 }
 
-/// CLO11: turned on at run time it sees the sessions that are known; turned off it forgets what is kept.
+/// CLO11: closes turned off and on at run time turn it off and on with them: what is kept of last uses is
+/// forgotten meanwhile. The limit itself is told to a start.
 #[test]
-fn clo11_turned_on_and_off_at_run_time() {
-    let mut gate = Gate::with(closes_on());
+fn clo11_turned_off_and_on_with_closes() {
+    let mut gate = Gate::with(idle_close());
     gate.hold("t", 10);
     gate.cancel("t");
-    gate.run(100_000);
-    gate.configure(|policy| policy.session_idle_close = Some(Span::from_millis(LIMIT)));
     gate.run(2_000);
     assert_eq!(gate.store.image().sessions.len(), 1);
-    gate.configure(|policy| policy.session_idle_close = None);
+    gate.configure(|policy| policy.session_lifecycle = false);
     gate.run(2_000);
     assert!(gate.store.image().sessions.is_empty());
     gate.run(LIMIT);
     assert_eq!(gate.view().tally.closes, 0);
-    gate.configure(|policy| policy.session_idle_close = Some(Span::from_millis(LIMIT)));
+    gate.configure(|policy| policy.session_lifecycle = true);
     assert_eq!(gate.view().tally.closes, 1);
-    gate.configure(|policy| policy.session_lifecycle = false);
+    gate.hold("again", 10);
+    gate.cancel("again");
+    gate.run(2_000);
+    assert_eq!(gate.store.image().sessions.len(), 1);
+    gate.policy.session_idle_close = None;
+    gate.restart(0);
     gate.run(2_000);
     assert!(gate.store.image().sessions.is_empty());
 }
