@@ -81,6 +81,11 @@ impl Server {
         (server, addresses)
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// SIGKILL: no chance to write anything more.
     pub fn kill(mut self) {
         self.child.kill().unwrap();

@@ -178,7 +178,11 @@ impl Facts<'_> {
     }
 
     fn over(&self) -> String {
-        format!("in {}", about(self.over))
+        if self.over < Span::from_secs(1) {
+            "since the start".to_owned()
+        } else {
+            format!("in {}", about(self.over))
+        }
     }
 
     /// Notices with these codes.
@@ -384,11 +388,7 @@ fn close_failures(facts: &Facts<'_>) -> Check {
         return ok(name, "sessions", "session closes are off");
     }
     let failed = facts.counts.close_failures;
-    let check = ok(
-        name,
-        "sessions?failed=true",
-        format!("none {}", facts.over()),
-    );
+    let check = ok(name, "closes?failed=true", format!("none {}", facts.over()));
     let notices = facts.noticed(&["close_refused", "abort_refused"]);
     if failed == 0 && facts.closes_failed == 0 && notices.is_empty() {
         return check;
@@ -734,6 +734,11 @@ mod tests {
         let policy = policy();
         let checks = checks(&calm(&policy));
         assert_eq!(checks.len(), 14);
+        let begun = Facts {
+            over: Span::ZERO,
+            ..calm(&policy)
+        };
+        is(&aging_bypasses(&begun), Health::Ok, "none since the start");
         for check in &checks {
             assert_eq!(check.health, Health::Ok, "{check:?}");
             assert!(!check.evidence.is_empty(), "{check:?}");

@@ -257,9 +257,9 @@ struct Inner {
     rendering: tokio::sync::Semaphore,
     /// Moves on with each action, so that nobody is shown what was before it.
     acts: AtomicU64,
+    overview: overview::Kept,
     /// By the id of the request that acted.
     outcomes: Mutex<VecDeque<(String, Instant, Outcome)>>,
-    overview: overview::Kept,
 }
 
 impl Web {
@@ -270,8 +270,8 @@ impl Web {
                 kept: Mutex::default(),
                 rendering: tokio::sync::Semaphore::new(RENDERED_AT_ONCE),
                 acts: AtomicU64::new(0),
-                outcomes: Mutex::default(),
                 overview: overview::Kept::default(),
+                outcomes: Mutex::default(),
             }),
         }
     }

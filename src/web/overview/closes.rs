@@ -8,7 +8,7 @@ use crate::web::format::{bare, duration, escaped, grouped, precise};
 use crate::words;
 
 /// Closes that the overview shows.
-const ROWS: usize = 12;
+const ROWS: usize = 16;
 /// With more engines than this the cells are a bar.
 const CELLS_MAX: usize = 16;
 

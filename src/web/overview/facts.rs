@@ -40,14 +40,14 @@ pub(super) fn of(moment: &Moment) -> Facts<'_> {
         .zip(&ceiling.points)
         .map(|(reserved, ceiling)| {
             let both = reserved.zip(*ceiling);
-            both.is_some_and(|(reserved, ceiling)| {
+            both.map(|(reserved, ceiling)| {
                 ceiling.mean > 0.0 && reserved.mean >= near * ceiling.mean
             })
         });
     let waits = waiting
         .points
         .iter()
-        .map(|point| point.is_some_and(|point| point.min >= 1.0));
+        .map(|point| point.map(|point| point.min >= 1.0));
     let router = read::engines(&moment.look.app).router;
     Facts {
         policy: &view.policy,
@@ -86,11 +86,12 @@ pub(super) fn of(moment: &Moment) -> Facts<'_> {
 }
 
 /// How long it has been so until now. The step of this moment may have no figure yet.
-fn lasting(mut steps: Vec<bool>) -> Option<Span> {
-    if steps.last() == Some(&false) {
+fn lasting(mut steps: Vec<Option<bool>>) -> Option<Span> {
+    if steps.last() == Some(&None) {
         steps.pop();
     }
-    let count = steps.iter().rev().take_while(|so| **so).count();
+    let so = |step: &&Option<bool>| **step == Some(true);
+    let count = steps.iter().rev().take_while(so).count();
     let count = u64::try_from(count).unwrap_or(u64::MAX);
     (count > 0).then(|| Span::from_secs(count.saturating_mul(STEP_S)))
 }
@@ -214,11 +215,16 @@ mod tests {
 
     #[test]
     fn what_lasts_until_now() {
-        let lasts = |steps: &[bool]| lasting(steps.to_vec()).map(|span| span.millis() / 1_000);
+        let lasts = |steps: &[Option<bool>]| {
+            let span = lasting(steps.to_vec())?;
+            Some(span.millis() / 1_000)
+        };
+        let (yes, no) = (Some(true), Some(false));
         assert_eq!(lasts(&[]), None);
-        assert_eq!(lasts(&[true, false, true, true]), Some(20));
-        assert_eq!(lasts(&[true, true, false]), Some(20), "no figure yet");
-        assert_eq!(lasts(&[true, false, false]), None);
+        assert_eq!(lasts(&[yes, no, yes, yes]), Some(20));
+        assert_eq!(lasts(&[yes, yes, None]), Some(20), "no figure yet");
+        assert_eq!(lasts(&[yes, yes, no]), None);
+        assert_eq!(lasts(&[yes, None, None]), None);
     }
 
     #[test]

@@ -113,6 +113,8 @@ pub struct TestApp {
     pub client: reqwest::Client,
     pub fleet: watch::Sender<Arc<FleetDetails>>,
     pub notices: watch::Sender<Vec<ShellNotice>>,
+    /// Nothing is sampled unless a test asks for it.
+    pub history: History,
     pub stop: CancellationToken,
     pub server: Option<JoinHandle<()>>,
     /// Ends when the store was opened for the first time.
@@ -246,12 +248,13 @@ impl Builder {
             stuck_after: self.stuck_after,
             origins: self.origins,
         };
+        let history = History::default();
         let app = App::new(
             gate.clone(),
             config,
             fleet_receiver,
             notices_receiver,
-            History::default(),
+            history.clone(),
             salt(),
         );
         let stop = CancellationToken::new();
@@ -270,6 +273,7 @@ impl Builder {
             client: client(),
             fleet,
             notices,
+            history,
             stop,
             server: Some(server),
             store_is_open: Some(Box::pin(async { opened.await.unwrap().unwrap() })),
@@ -314,6 +318,25 @@ impl TestApp {
             start_marks: Vec::new(),
         };
         self.gate.round(round).await
+    }
+
+    /// Hands in a round in which an engine works and uses so many millionths of its capacity.
+    pub async fn feed_usage(&self, engine: &str, capacity: u64, millionths: u32) {
+        let usage = Ppm::clamped(millionths);
+        let capacity = Tokens::new(capacity).unwrap();
+        let reading = Reading {
+            usage: Some(usage),
+            used: Some(capacity.share(usage)),
+            running: Some(1),
+            ..Reading::idle(capacity)
+        };
+        let round = Round {
+            began_at: self.gate.line().unwrap().now(),
+            router: None,
+            readings: vec![(EngineId::new(engine), Ok(reading))],
+            start_marks: Vec::new(),
+        };
+        self.gate.round(round).await.unwrap();
     }
 
     /// Waits until the picture of the gate is so.
