@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { PAGES, launch, open } from "./lib/browser.mjs";
-import { quiet, until } from "./lib/gate.mjs";
+import { House, until } from "./lib/gate.mjs";
 
 let browser;
 let house;
@@ -11,11 +11,9 @@ let house;
 const grouped = (count) => String(count).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
 const forms = (value) => {
   if (value === null) return ["–"];
-  if (typeof value === "number" && Number.isInteger(value)) return [grouped(value)];
-  if (typeof value === "number") {
-    return [`${(value * 100).toFixed(1)} %`, (value * 100).toFixed(1), value.toFixed(2), `× ${value.toFixed(2)}`];
-  }
-  return [String(value)];
+  if (typeof value !== "number") return [String(value)];
+  const percent = (value * 100).toFixed(1);
+  return [...(Number.isInteger(value) ? [grouped(value)] : []), `${percent} %`, percent, value.toFixed(2), `× ${value.toFixed(2)}`];
 };
 const at = (value, path) => path.split(".").reduce((inner, name) => inner?.[name], value);
 
@@ -36,23 +34,29 @@ async function shown(page) {
   });
 }
 
+let details;
+
 before(async () => {
   browser = await launch();
-  house = await quiet();
+  house = await House.start();
   const { gate } = house;
-  const { budget } = await gate.state();
-  // Most of the ceiling is held, so that whatever comes next waits.
-  const part = Math.floor(budget.ceiling / 40);
-  for (let number = 0; number < 38; number += 1) {
-    await gate.acquire(`held-${number}`, `session-${number % 7}`, part, { client: `rollout-${number % 3}`, request_id: `rid-${number}` });
-  }
-  for (let number = 0; number < 70; number += 1) {
-    await gate.acquire(`waits-${number}`, `line-${number}`, part * 3 + number, { client: "rollout-9" });
-  }
+  const { leases } = await house.fill({ leases: 38, waiters: 70 });
+  const [close] = await house.failedCloses(["line-3"]);
   await gate.post("/v1/sessions/session-0/close", { mode: "join" });
   await gate.post("/v1/sessions/never-seen/close");
-  await until("a close that is done", async () => (await gate.get("/v1/closes?state=done")).json.total > 0);
+  await until("a close that is done", async () => (await gate.get("/v1/closes?state=done")).json.total > 1);
   await gate.post("/v1/steps", { run: "exp-7", step: 12 });
+  details = [
+    ["closes", "Closes"],
+    ["ticket?id=waits-5", "a ticket that waits"],
+    ["ticket?id=held-1", "a ticket that holds a lease"],
+    [`lease?id=${leases[2]}`, "a lease"],
+    ["session?id=session-2", "a session"],
+    [`close?id=${close}`, "a close"],
+    ["queue?client=rollout-9&limit=20", "a filtered queue"],
+    ["leases?session_id=session-1", "filtered leases"],
+    ["decisions?action=wait", "filtered decisions"],
+  ];
 });
 
 after(async () => {
@@ -60,44 +64,57 @@ after(async () => {
   await house?.stop();
 });
 
-for (const [path, name] of PAGES) {
-  test(`the figures of ${name} are those of the API`, async () => {
-    const { gate } = house;
-    const { context, page } = await open(browser, `${gate.url}/${path}`);
-    let compared = 0;
-    // A reading may come between the page and the API: then both are asked again.
-    await until(`a moment at which ${name} and the API agree`, async () => {
-      await page.reload();
-      const { figures, lists } = await shown(page);
-      const state = await gate.state();
-      compared = 0;
-      for (const [figure, text] of figures) {
-        const value = at(state, figure);
-        assert.notEqual(value, undefined, `${figure} is no figure of /v1/state`);
-        assert.ok(forms(value).includes(text), `${figure}: the page says ${text}, the API ${value}`);
+/** Compares all marked figures of a page with the API, and counts them. */
+async function compare(page) {
+  const { gate } = house;
+  const { figures, lists } = await shown(page);
+  const state = await gate.state();
+  let compared = 0;
+  for (const [figure, text] of figures) {
+    const value = at(state, figure);
+    assert.notEqual(value, undefined, `${figure} is no figure of /v1/state`);
+    assert.ok(forms(value).includes(text), `${figure}: the page says ${text}, the API ${value}`);
+    compared += 1;
+  }
+  for (const list of lists) {
+    const asked = (await gate.get(`/v1/${list.name}${list.name === "engines" ? "" : "?limit=1000"}`)).json;
+    if (list.total !== undefined) {
+      assert.equal(Number(list.total), asked.total ?? asked.items.length, `the total of ${list.name}`);
+      compared += 1;
+    }
+    for (const row of list.rows) {
+      const ids = (item) => [item.ticket_id, item.lease_id, item.close_id, item.session_id, item.url, item.number, item.epoch].map(String);
+      const item = asked.items.find((item) => ids(item).includes(row.id));
+      assert.ok(item, `${list.name}: the API does not know ${row.id}`);
+      for (const [column, text] of row.cells) {
+        assert.notEqual(item[column], undefined, `${list.name}: ${column} is no field`);
+        if (/_s$|_at$/.test(column)) continue;
+        assert.ok(forms(item[column]).includes(text), `${row.id} ${column}: the page says ${text}, the API ${item[column]}`);
         compared += 1;
       }
-      for (const list of lists) {
-        const asked = (await gate.get(`/v1/${list.name}${list.name === "engines" ? "" : "?limit=1000"}`)).json;
-        if (list.total !== undefined) assert.equal(Number(list.total), asked.total ?? asked.items.length);
-        for (const row of list.rows) {
-          const ids = (item) => [item.ticket_id, item.lease_id, item.close_id, item.session_id, item.url, item.number, item.epoch].map(String);
-          const item = asked.items.find((item) => ids(item).includes(row.id));
-          assert.ok(item, `${list.name}: the API does not know ${row.id}`);
-          for (const [column, text] of row.cells) {
-            assert.notEqual(item[column], undefined, `${list.name}: ${column} is no field`);
-            if (/_s$|_at$/.test(column)) continue;
-            assert.ok(forms(item[column]).includes(text), `${row.id} ${column}: the page says ${text}, the API ${item[column]}`);
-            compared += 1;
-          }
-        }
-      }
-      return true;
-    });
-    assert.ok(compared > 3, `only ${compared} figures are marked on ${name}`);
-    await context.close();
-  });
+    }
+  }
+  return compared;
 }
+
+async function check(at, name) {
+  const { context, page } = await open(browser, `${house.gate.url}/${at}`);
+  // A reading may come between the page and the API: then both are asked again.
+  const compared = await until(`a moment at which ${name} and the API agree`, async () => {
+    await page.reload();
+    return compare(page);
+  });
+  assert.ok(compared > 3, `only ${compared} figures are marked on ${name}`);
+  await context.close();
+}
+
+for (const [path, name] of PAGES) {
+  test(`the figures of ${name} are those of the API`, () => check(path, name));
+}
+
+test("the figures of details and of filtered lists are those of the API", async () => {
+  for (const [path, name] of details) await check(path, name);
+});
 
 test("the budget adds up, with an overdraft too", async () => {
   const { gate } = house;

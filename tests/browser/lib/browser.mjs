@@ -57,6 +57,25 @@ export function watch(page, origin) {
   return faults;
 }
 
+/** How every page is looked at. */
+export const LOOKS = {
+  light: { ...DESKTOP, colorScheme: "light" },
+  dark: { ...DESKTOP, colorScheme: "dark" },
+  phone: { ...PHONE, colorScheme: "light" },
+};
+
+/** A page that lives until its test ends, and whose faults fail it. */
+export async function visit(t, browser, url, options = {}) {
+  const { context, page, faults } = await open(browser, url, options);
+  t.after(() => context.close());
+  return { context, page, faults };
+}
+
+/** Follows a link that leads to another document. */
+export async function follow(page, link) {
+  await Promise.all([page.waitForEvent("load"), link.click()]);
+}
+
 /** What axe-core finds, a line each. */
 export async function axe(page) {
   // The page's policy refuses a script tag; the debugger may run one all the same.
