@@ -25,7 +25,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::body::Bytes;
 use hyper::header::HeaderMap;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -34,8 +34,8 @@ use support::{Connection, Server, connect, get, histogram, load_average, millis,
 const ENGINES: &str = "--engines";
 /// Tokens of each request that fills the gate.
 const TOKENS: usize = 1_000;
-/// Operations in one batch.
-const BATCH: usize = 100;
+/// Operations in one batch, and tickets that one caller waits for.
+const BATCH: usize = 1_000;
 /// The pages of the navigation.
 const PAGES: [&str; 8] = [
     "/",
@@ -79,7 +79,7 @@ fn main() {
     let size = if quick {
         Size {
             waiters: 200,
-            leases: 100,
+            leases: 1_000,
             engines: 2,
             looks: 1,
             phase: Duration::from_secs(1),
@@ -113,43 +113,49 @@ async fn run(size: &Size) {
         "1",
         "--admission-max-wait-s",
         "3600",
-        "--claim-grace-s",
-        "3600",
     ];
     for engine in &engines {
         arguments.extend(["--engine", engine]);
     }
     let gate = Server::kvgate(data.path(), &arguments);
-    fill(&gate, size).await;
+    let _present = fill(&gate, size).await;
     println!("load {}", load_average());
     look_at_pages(&gate, size).await;
     println!();
     open_tabs(&gate, size).await;
 }
 
-/// As many leases as fit, and the waiters behind them.
-async fn fill(gate: &Server, size: &Size) {
+/// As many leases as fit, and the waiters behind them, whose callers stay while the returned tasks run.
+async fn fill(gate: &Server, size: &Size) -> JoinSet<()> {
     let mut connection = connect(gate.address).await;
+    let mut present = JoinSet::new();
     let all = size.leases + size.waiters;
     for first in (0..all).step_by(BATCH) {
-        let mut callers = JoinSet::new();
-        for number in first..all.min(first + BATCH) {
+        let numbers = first..all.min(first + BATCH);
+        let tickets: Vec<String> = numbers.clone().map(|_| ticket()).collect();
+        let acquire = |(number, ticket): (usize, &String)| {
+            json!({
+                "op": "acquire", "ticket_id": ticket, "session_id": format!("session-{}", number % 3_000),
+                "reservation_tokens": TOKENS, "client": "bench",
+            })
+        };
+        let operations: Vec<Value> = numbers.zip(&tickets).map(acquire).collect();
+        let body = json!({"operations": operations});
+        post(&mut connection, "/v1/batch", body.to_string()).await;
+        if first >= size.leases {
             let mut connection = connect(gate.address).await;
-            callers.spawn(async move {
-                let body = json!({
-                    "ticket_id": ticket(), "session_id": format!("session-{}", number % 3_000),
-                    "reservation_tokens": TOKENS, "wait_s": 0, "client": "bench",
-                });
-                post(&mut connection, "/v1/leases", body.to_string()).await;
+            present.spawn(async move {
+                let body = json!({"ticket_ids": tickets, "wait_s": 25}).to_string();
+                loop {
+                    post(&mut connection, "/v1/wait", body.clone()).await;
+                }
             });
-        }
-        while let Some(done) = callers.join_next().await {
-            done.unwrap();
         }
     }
     let state = get(&mut connection, "/v1/state").await;
     assert_eq!(state["leases"]["count"], size.leases, "{state}");
     assert_eq!(state["queue"]["waiting"], size.waiters, "{state}");
+    present
 }
 
 /// A GET as a browser makes it: status, headers, bytes.

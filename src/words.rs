@@ -275,3 +275,87 @@ fn cancelled(outcome: CancelOutcome, tokens: Tokens) -> String {
         CancelOutcome::Unknown => "which was not seen yet".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvgate_core::ids::{CloseId, CloseNo, TicketId};
+    use kvgate_core::units::Span;
+
+    use super::*;
+
+    /// SET3: figures read as they were set.
+    #[test]
+    fn set3_values_read_as_they_were_set() {
+        let share = |millionths| SettingValue::Share(Ppm::clamped(millionths));
+        let time = |millis| SettingValue::Time(Span::from_millis(millis));
+        for (value, expected) in [
+            (share(850_000), "0.85"),
+            (share(1), "0.000001"),
+            (share(1_000_000), "1"),
+            (time(0), "0"),
+            (time(12_500), "12.5"),
+            (time(30_000), "30"),
+            (time(1), "0.001"),
+            (SettingValue::Cap(None), "none"),
+            (SettingValue::Cap(Tokens::new(4_096)), "4096"),
+            (SettingValue::Switch(false), "off"),
+            (SettingValue::Scope(AdmissionScope::All), "all"),
+        ] {
+            assert_eq!(setting_value(value), expected);
+        }
+    }
+
+    /// SET3: each act is one sentence.
+    #[test]
+    fn set3_acts_are_told_in_a_sentence() {
+        let close = CloseId {
+            number: CloseNo(7),
+            salt: 1,
+        };
+        let session = || SessionId::new("s").unwrap();
+        let moved = |is_set| Moved {
+            setting: Setting::Headroom,
+            from: SettingValue::Share(Ppm::ONE),
+            to: SettingValue::Share(Ppm::ONE),
+            is_set,
+        };
+        let cancelled = |outcome| AuditAct::TicketCancelled {
+            ticket: TicketId::new("t").unwrap(),
+            session: Some(session()),
+            tokens: Tokens::ZERO,
+            outcome,
+        };
+        for (act, expected) in [
+            (
+                AuditAct::SettingsChanged(vec![moved(true), moved(false)]),
+                "Set headroom to 1, as it was, whatever is configured; headroom back to the configured 1, as it was.",
+            ),
+            (
+                cancelled(CancelOutcome::Bypassed),
+                "Cancelled ticket \"t\" of session \"s\", which had bypassed.",
+            ),
+            (
+                cancelled(CancelOutcome::AlreadyFinished),
+                "Cancelled ticket \"t\" of session \"s\", which had ended.",
+            ),
+            (
+                AuditAct::SessionClosed {
+                    session: session(),
+                    close,
+                    mode: CloseMode::Abort,
+                },
+                "Closed session \"s\" with close 7-0000000000000001, aborting what still runs.",
+            ),
+            (
+                AuditAct::CloseRetried {
+                    close,
+                    session: session(),
+                    engines: 1,
+                },
+                "Sent close 7-0000000000000001 of session \"s\" once more, to 1 engine.",
+            ),
+        ] {
+            assert_eq!(audit_detail(&act), expected);
+        }
+    }
+}

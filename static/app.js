@@ -183,7 +183,8 @@
       say("No connection", "The service did not answer, and it is not known whether it did what was asked. Look at the page before you try again.");
       return;
     }
-    if (answer.redirected && answer.ok) {
+    // What the page shows may be gone by the act: it was done all the same.
+    if (answer.redirected) {
       done(new URL(answer.url));
       return;
     }

@@ -288,6 +288,7 @@ where
             recorder.started(now);
         }
         self.publish(&committed.machine);
+        news::tell_operations(&committed.events);
         Ok(Loaded {
             machine: committed.machine,
             store,

@@ -99,8 +99,12 @@ pub(super) async fn problem_page(Path(code): Path<String>) -> Result<Response, F
     let (name, title, advice) = (code.as_str(), title(code), advice(code));
     // The texts are our own and contain nothing that would need to be escaped but quotes.
     let page = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>{title}</title></head>\n\
-         <body>\n<h1>{title}</h1>\n<p><code>{name}</code></p>\n<p>{advice}</p>\n</body>\n</html>\n"
+        "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{title} · kvgate</title>\
+         <link rel=\"icon\" href=\"../static/icon.svg\" type=\"image/svg+xml\">\
+         <link rel=\"stylesheet\" href=\"../static/app.css\"></head>\n\
+         <body class=\"plain\">\n<main>\n<section class=\"panel sheet\">\n<h1>{title}</h1>\n<p><code>{name}</code></p>\n\
+         <p>{advice}</p>\n<p class=\"faint\"><a href=\"../\">Overview</a></p>\n</section>\n</main>\n</body>\n</html>\n"
     );
     let kind = [(
         CONTENT_TYPE,

@@ -86,7 +86,8 @@ const PAGES: &[(&str, &str, Option<Right>)] = &[
     ("GET", "/session", VIEW),
     ("GET", "/close", VIEW),
     ("GET", "/search", VIEW),
-    ("GET", "/confirm", ADMIN),
+    // It changes nothing. The page itself says to whom it is of no use.
+    ("GET", "/confirm", VIEW),
     ("POST", "/confirm", ADMIN),
     ("POST", "/act", ADMIN),
 ];

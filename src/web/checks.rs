@@ -9,7 +9,7 @@ use kvgate_core::policy::Policy;
 use kvgate_core::tally::{LeaseEnd, LocalBypass, Tally};
 use kvgate_core::units::{Ppm, Span, Tokens};
 
-use super::format::{about, counted, duration, grouped, percent, percent_of};
+use super::format::{about, counted, duration, grouped, percent, percent_of, set};
 
 /// Use of the ceiling that is near it.
 pub(super) const NEAR: Ppm = Ppm::clamped(950_000);
@@ -302,7 +302,7 @@ fn aging_bypasses(facts: &Facts<'_>) -> Check {
             format!(
                 "Requests wait for as long as they may ({}). Raise headroom, reduce concurrency, or lower the expected \
                  decode cap.",
-                duration(facts.policy.max_wait)
+                set(facts.policy.max_wait)
             ),
         ),
     }
@@ -606,7 +606,7 @@ fn age_of_readings(facts: &Facts<'_>) -> Check {
         return ok(name, "engines", "no engine is counted");
     };
     let stale = facts.policy.stale_after;
-    let evidence = format!("oldest {}, stale at {}", duration(age), duration(stale));
+    let evidence = format!("oldest {}, stale at {}", duration(age), set(stale));
     let check = ok(name, "engines", evidence.clone());
     if age.millis().saturating_mul(2) < stale.millis() {
         return check;
@@ -617,7 +617,7 @@ fn age_of_readings(facts: &Facts<'_>) -> Check {
         format!(
             "{} answers slowly or not at every round. At {} it is no longer counted.",
             engine.name,
-            duration(stale)
+            set(stale)
         ),
     )
 }

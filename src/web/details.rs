@@ -255,7 +255,7 @@ fn ticket_facts(
             facts.push(fact("Tokens before it", grouped(wait.tokens_ahead)).field("tokens_ahead"));
             facts.push(tokens(wait.reservation_tokens));
             facts.push(fact("Short by", grouped(wait.short_tokens)).field("short_tokens"));
-            facts.push(fact("Waits since", secs(wait.age_s)).field("age_s"));
+            facts.push(fact("Waiting for", secs(wait.age_s)).field("age_s"));
             facts.push(fact("Bypasses in", secs(wait.bypass_in_s)).field("bypass_in_s"));
             facts.push(session_fact(&wait.session_id));
             facts.push(fact("Epoch", grouped(wait.epoch)).field("epoch"));

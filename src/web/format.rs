@@ -86,10 +86,21 @@ pub(super) fn precise(span: Span) -> String {
 pub(super) fn about(span: Span) -> String {
     let secs = (span.millis() + 500) / 1_000;
     match secs {
-        0..90 => format!("{secs} s"),
-        90..5_400 => format!("{} min", (secs + 30) / 60),
+        0..120 => format!("{secs} s"),
+        120..5_400 => format!("{} min", (secs + 30) / 60),
         5_400..172_800 => format!("{} h", (secs + 1_800) / 3_600),
         _ => format!("{} d", (secs + 43_200) / 86_400),
+    }
+}
+
+/// A length of time that was set: `30 s`, `1.5 s`, `150 s`, `10 min`.
+pub(super) fn set(span: Span) -> String {
+    match span.millis() {
+        millis if millis >= 120_000 && millis % 60_000 == 0 => {
+            format!("{} min", grouped(millis / 60_000))
+        }
+        millis if millis % 1_000 == 0 => format!("{} s", grouped(millis / 1_000)),
+        millis => format!("{} s", millis as f64 / 1_000.0),
     }
 }
 
@@ -113,6 +124,14 @@ pub(super) fn wall(at: Timestamp, shown: &Shown, form: &str) -> String {
     let millis = i64::try_from(shown.line.wall_millis(at)).unwrap_or(i64::MAX);
     let instant = jiff::Timestamp::from_millisecond(millis).unwrap_or(jiff::Timestamp::MAX);
     instant.strftime(form).to_string()
+}
+
+/// Date and time of day of a point in time as the API tells it: `2026-11-30 17:04:12`.
+pub(super) fn moment(rfc3339: &str) -> String {
+    match (rfc3339.get(..10), rfc3339.get(11..19)) {
+        (Some(date), Some(time)) => format!("{date} {time}"),
+        _ => rfc3339.to_owned(),
+    }
 }
 
 /// The time of day of a point in time as the API tells it: `17:04:12.881`.
@@ -186,10 +205,15 @@ mod tests {
         assert_eq!(short(999_999_999_999_999), "999,999G");
         let engines = [0, 1, 2].map(|count| counted(count, "engine"));
         assert_eq!(engines, ["0 engines", "1 engine", "2 engines"]);
-        let abouts = [12, 89, 90, 900, 5_400, 172_800];
+        let abouts = [12, 119, 120, 900, 5_400, 172_800];
         assert_eq!(
             abouts.map(|secs| about(Span::from_secs(secs))),
-            ["12 s", "89 s", "2 min", "15 min", "2 h", "2 d"]
+            ["12 s", "119 s", "2 min", "15 min", "2 h", "2 d"]
+        );
+        let sets = [30_000, 1_500, 90_000, 120_000, 150_000, 600_000];
+        assert_eq!(
+            sets.map(|millis| set(Span::from_millis(millis))),
+            ["30 s", "1.5 s", "90 s", "2 min", "150 s", "10 min"]
         );
         assert_eq!(secs(1.449), "1.4 s");
         assert_eq!(secs(-1.0), "0.0 s");

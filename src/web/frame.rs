@@ -5,11 +5,12 @@ use askama::Template;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use kvgate_api::State;
+use kvgate_core::capacity::EngineView;
 use kvgate_core::decision::DegradedReason;
 use kvgate_core::units::Span;
 
 use super::assets;
-use super::format::{bytes, duration, grouped};
+use super::format::{bare, bytes, counted, duration, grouped};
 use super::page::{Parts, Screen, Tab, Told, Trouble, html};
 use crate::gate::Phase;
 use crate::http::{App, Fault};
@@ -23,8 +24,6 @@ struct Base<'a> {
     refresh: Option<u8>,
     parts: &'a Parts,
     marks: &'a str,
-    /// Of the turn that the page shows.
-    seq: u64,
     body: &'a str,
 }
 
@@ -100,6 +99,8 @@ struct FaultPage<'a> {
     title: &'a str,
     detail: &'a str,
     code: &'a str,
+    /// Each place in the request, and what is wrong there.
+    errors: Vec<(&'a str, &'a str)>,
 }
 
 /// Adds the regions of the frame to a page.
@@ -181,19 +182,13 @@ pub(super) fn tell(screen: &mut Screen, told: Option<&Told>) -> Result<(), Troub
 }
 
 /// The whole document.
-pub(super) fn page(
-    screen: &Screen,
-    body: &str,
-    marks: &str,
-    seq: u64,
-) -> askama::Result<String> {
+pub(super) fn page(screen: &Screen, body: &str, marks: &str) -> askama::Result<String> {
     Base {
         assets: assets::version(),
         title: &screen.title,
         refresh: refresh(screen.tab),
         parts: &screen.parts,
         marks,
-        seq,
         body,
     }
     .render()
@@ -217,6 +212,7 @@ pub(crate) fn fault_page(fault: &Fault) -> Response {
         title: fault.title(),
         detail: fault.detail(),
         code: fault.code().as_str(),
+        errors: fault.errors().collect(),
     };
     let text = page.render().unwrap_or_default();
     html(fault.status(), HeaderMap::new(), text)
@@ -343,7 +339,12 @@ fn alerts(app: &App, state: &State) -> Vec<Known> {
             format!("All work bypasses: {}.", degraded(app)),
         ));
     }
-    let notices = state.notices.iter();
+    told.extend(away(app));
+    // What is only to be known stands among the checks.
+    let notices = state
+        .notices
+        .iter()
+        .filter(|notice| notice.severity != kvgate_api::Severity::Info);
     told.extend(notices.map(|notice| Known {
         code: notice.code.clone(),
         text: notice.text.clone(),
@@ -351,6 +352,41 @@ fn alerts(app: &App, state: &State) -> Vec<Known> {
     }));
     told.sort_by_key(|told| !told.error);
     told
+}
+
+/// Engines that should count and do not.
+fn away(app: &App) -> Option<Known> {
+    let view = app.gate().view();
+    let away: Vec<&EngineView> = view
+        .engines
+        .iter()
+        .filter(|engine| engine.role.counts() && !engine.counted)
+        .collect();
+    let lost = away.iter().filter_map(|engine| engine.reading.as_ref());
+    let lost: u64 = lost.map(|(_, reading)| reading.capacity.get()).sum();
+    let first = away.first()?;
+    let why = first.failure.map_or_else(
+        || "no fresh reading of a healthy engine".to_owned(),
+        words::read_failure,
+    );
+    let who = match away.len() {
+        1 => bare(first.id.as_str()).to_owned(),
+        count => format!(
+            "{count} of {}, {} among them",
+            counted(view.engines.len() as u64, "engine"),
+            bare(first.id.as_str())
+        ),
+    };
+    let tokens = if lost > 0 {
+        format!(" {} tokens left the ceiling.", grouped(lost))
+    } else {
+        String::new()
+    };
+    Some(Known {
+        code: "not counted".to_owned(),
+        text: format!("{who}: {why}.{tokens}"),
+        error: true,
+    })
 }
 
 /// Why there is no usable ceiling, in words.

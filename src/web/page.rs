@@ -257,9 +257,9 @@ struct Inner {
     rendering: tokio::sync::Semaphore,
     /// Moves on with each action, so that nobody is shown what was before it.
     acts: AtomicU64,
-    overview: overview::Kept,
     /// By the id of the request that acted.
     outcomes: Mutex<VecDeque<(String, Instant, Outcome)>>,
+    overview: overview::Kept,
 }
 
 impl Web {
@@ -270,8 +270,8 @@ impl Web {
                 kept: Mutex::default(),
                 rendering: tokio::sync::Semaphore::new(RENDERED_AT_ONCE),
                 acts: AtomicU64::new(0),
-                overview: overview::Kept::default(),
                 outcomes: Mutex::default(),
+                overview: overview::Kept::default(),
             }),
         }
     }
@@ -413,14 +413,13 @@ where
 {
     let app = look.app.clone();
     let state = look.state.clone();
-    let seq = app.gate().view().seq.0;
     let can_act = look.can_act;
     let mut screen = build(look).await?;
     frame::add(&mut screen, &app, &state, can_act)?;
     frame::tell(&mut screen, told)?;
     let body = (screen.layout)(&screen.parts)?;
     let marks = screen.parts.marks();
-    let html = frame::page(&screen, &body, &marks, seq)?;
+    let html = frame::page(&screen, &body, &marks)?;
     let etag = format!(
         "\"{:08x}-{}\"",
         crc32fast::hash(html.as_bytes()),

@@ -83,10 +83,6 @@ impl Axis {
         }
     }
 
-    pub(super) const fn from(&self) -> Timestamp {
-        self.from
-    }
-
     /// Begin of a place.
     pub(super) fn at(&self, place: usize) -> Timestamp {
         let place = u64::try_from(place).unwrap_or(u64::MAX);
@@ -398,8 +394,8 @@ pub(super) struct Stretch {
     pub(super) width: String,
 }
 
-/// Stretches of places that are so; those at the edge of the past are left out when `inner` is set,
-/// since before the first sample there is no gap.
+/// Stretches of places that are so; those at the edges are left out when `inner` is set, since before
+/// the first sample there is no gap, and the place of this moment may have none yet.
 pub(super) fn stretches(
     points: &Points,
     axis: &Axis,
@@ -408,9 +404,12 @@ pub(super) fn stretches(
 ) -> Vec<Stretch> {
     let first = points.iter().position(Option::is_some).unwrap_or(0);
     let begin = if inner { first } else { 0 };
+    let ends = match points.split_last() {
+        Some((None, before)) if inner => before.len(),
+        _ => points.len(),
+    };
     let mut stretches = Vec::new();
     let mut open: Option<usize> = None;
-    let ends = points.len();
     let all = points.iter().map(&so).chain([false]).enumerate();
     for (place, is_so) in all.skip(begin) {
         match (open, is_so && place < ends) {
@@ -586,12 +585,14 @@ mod tests {
     #[test]
     fn gaps_and_other_stretches() {
         let points = vec![None, some(1.0), None, None];
+        let fresh = vec![None, some(1.0), some(1.0), None];
+        assert!(stretches(&fresh, &AXIS, true, Option::is_none).is_empty());
         let gaps = stretches(&points, &AXIS, true, Option::is_none);
         let edges: Vec<[&str; 2]> = gaps
             .iter()
             .map(|gap| [gap.x.as_str(), gap.width.as_str()])
             .collect();
-        assert_eq!(edges, [["500", "500"]], "before the first sample is no gap");
+        assert_eq!(edges, [["500", "250"]], "before the first sample is no gap");
         let all = stretches(&points, &AXIS, false, Option::is_none);
         assert_eq!(all.len(), 2);
         assert!(stretches(&vec![None; 4], &AXIS, false, Option::is_some).is_empty());

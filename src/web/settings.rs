@@ -10,7 +10,7 @@ use kvgate_core::policy::{AUDIT_MAX, Policy};
 use kvgate_core::settings::{self, Moved, Setting, SettingValue};
 use serde_json::{Map, Value};
 
-use super::format::{bytes, duration, grouped};
+use super::format::{bytes, duration, grouped, moment};
 use super::link::link;
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
 use crate::http::{App, Fault, Fields, read};
@@ -437,14 +437,6 @@ fn notices(look: &Look) -> NoticesPart {
                 text: notice.text.clone(),
             })
             .collect(),
-    }
-}
-
-/// Date and time of day of a time of the API.
-fn moment(rfc3339: &str) -> String {
-    match (rfc3339.get(..10), rfc3339.get(11..19)) {
-        (Some(date), Some(time)) => format!("{date} {time}"),
-        _ => rfc3339.to_owned(),
     }
 }
 

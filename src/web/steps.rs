@@ -14,7 +14,7 @@ use futures_util::stream::{self, Stream, StreamExt};
 use kvgate_api::StepReport;
 use kvgate_core::command::SLICE_MAX;
 
-use super::format::{duration, grouped};
+use super::format::{duration, grouped, moment};
 use super::frame;
 use super::line;
 use super::link::link;
@@ -353,14 +353,6 @@ fn row(id: String, report: &StepReport, keys: &[&str]) -> Row {
     }
 }
 
-/// Date and time of day of a time of the API.
-fn moment(rfc3339: &str) -> String {
-    match (rfc3339.get(5..10), rfc3339.get(11..19)) {
-        (Some(date), Some(time)) => format!("{date} {time}"),
-        _ => rfc3339.to_owned(),
-    }
-}
-
 fn took(report: &StepReport) -> String {
     let read = |text: &str| text.parse::<jiff::Timestamp>().ok();
     let millis = read(&report.from)
@@ -625,6 +617,5 @@ mod tests {
             spans(&["admission/admit", "admission/wait", "budget/epoch"]),
             [("admission".to_owned(), 2), ("budget".to_owned(), 1)]
         );
-        assert_eq!(moment("2026-11-30T00:53:20.123Z"), "11-30 00:53:20");
     }
 }

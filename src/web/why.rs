@@ -9,7 +9,7 @@ use kvgate_core::units::{Span, Timestamp};
 use kvgate_core::view::View;
 
 use super::format::{
-    about, bare, counted, cut, duration, escaped, grouped, percent, percent_of, span,
+    about, bare, counted, cut, duration, escaped, grouped, percent, percent_of, set, span,
 };
 use crate::http::App;
 
@@ -121,6 +121,7 @@ impl Why {
         rate: Option<f64>,
     ) -> Self {
         let status = &waiter.status;
+        let full = among >= HOLDERS_AMONG;
         let among = u64::try_from(among).unwrap_or(u64::MAX);
         Self {
             position: format!("{} of {}", grouped(status.position), grouped(view.waiting)),
@@ -133,11 +134,11 @@ impl Why {
             available: grouped(view.available().get()),
             blocked: blocked(waiter, head, view),
             holders,
-            among: (among < view.leases).then(|| grouped(among)),
+            among: (full && among < view.leases).then(|| grouped(among)),
             bypass: format!(
                 "in {}, after {} in line",
                 duration(status.bypass_in),
-                duration(view.policy.max_wait)
+                set(view.policy.max_wait)
             ),
             expected: expected(status, rate),
         }

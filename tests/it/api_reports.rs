@@ -328,7 +328,7 @@ async fn history_is_asked_for_by_name_and_range() {
     let all = app.get("/v1/history").await.json();
     assert_eq!(
         (&all["step_s"], all["series"].as_object().unwrap().len()),
-        (&json!(1), 21)
+        (&json!(1), kvgate::history::Series::ALL.len())
     );
     let reserved = all["series"]["reserved"]["mean"].as_array().unwrap();
     assert_eq!(reserved.len(), 900);

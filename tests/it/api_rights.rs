@@ -384,7 +384,7 @@ async fn a_browser_logs_in_and_out() {
     assert_eq!(page.header("cache-control"), Some("no-store"));
     assert!(
         page.text
-            .contains("<form method=\"post\" action=\"/login\">"),
+            .contains("<form method=\"post\" action=\"login\">"),
         "{}",
         page.text
     );

@@ -28,6 +28,7 @@ mod gate;
 mod metrics;
 mod page;
 mod page_actions;
+mod page_fleet;
 mod page_lists;
 mod process;
 mod readings;

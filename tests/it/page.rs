@@ -213,6 +213,35 @@ async fn the_page_says_that_closes_are_off() {
     assert!(!closes.contains("data-fig"));
 }
 
+/// An engine that should count and does not is the first thing to know.
+#[tokio::test]
+async fn cap3_an_engine_that_is_not_counted_is_an_alert() {
+    let builder = Builder {
+        engines: vec![
+            ("http://engine-1:30000", 1_000),
+            ("http://engine-2:30000", 1_000),
+        ],
+        ready: false,
+        ..Builder::default()
+    };
+    let mut app = builder.start().await;
+    app.make_ready(&[("http://engine-1:30000", 1_000)]).await;
+    let page = page(&app, "15m").await;
+    let alert = part(&page, "p-alert");
+    assert!(
+        alert.contains("<b>not counted</b> engine-2:30000"),
+        "{alert}"
+    );
+    let checks = part(&page, "p-checks");
+    assert!(checks.contains("1 of 2 engines"), "{checks}");
+    assert!(
+        checks.contains("engine-2:30000: no fresh reading."),
+        "{checks}"
+    );
+    assert!(part(&page, "p-budget").contains("1 not counted"));
+    assert!(part(&page, "p-engines").contains("1 of 2"));
+}
+
 /// Every notice is told by the checks, and the alert leads there.
 #[tokio::test]
 async fn notices_are_told_by_the_checks() {

@@ -139,7 +139,7 @@ pub fn operate(number: u64, image: &Image) -> Command {
     let act = match number % 6 {
         0 => Act::Configure(SettingsChange {
             headroom: Change::Value(Ppm::clamped(800_000 + u32::try_from(number).unwrap())),
-            expected_decode_cap: Change::Value((number % 12 == 0).then(|| tokens(500))),
+            expected_decode_cap: Change::Value(number.is_multiple_of(12).then(|| tokens(500))),
             scope: Change::Value(AdmissionScope::All),
             ..SettingsChange::default()
         }),

@@ -83,7 +83,11 @@ impl BudgetPart {
             ceiling: grouped(budget.ceiling),
             headroom: format!("{:.2}", budget.headroom),
             kept: grouped(kept),
-            missing: grouped(missing.get()),
+            missing: if missing_engines > 0 && missing == Tokens::ZERO {
+                "never read".to_owned()
+            } else {
+                grouped(missing.get())
+            },
             missing_engines,
             bar: bar(budget, missing.get()),
             bar_label: format!(

@@ -4,7 +4,7 @@ use askama::Template;
 use kvgate_core::close::{CallResult, CloseIntent, CloseStage, Target, TargetState};
 
 use super::Moment;
-use crate::web::format::{bare, duration, escaped, grouped, precise};
+use crate::web::format::{bare, cut, duration, escaped, grouped, precise};
 use crate::words;
 
 /// Closes that the overview shows.
@@ -26,6 +26,7 @@ pub(super) struct ClosesPart {
 struct Row {
     id: String,
     session: String,
+    session_cut: String,
     session_id: String,
     state: &'static str,
     class: &'static str,
@@ -128,6 +129,7 @@ impl Row {
         Self {
             id: close.id.to_text(),
             session: close.session.as_str().to_owned(),
+            session_cut: cut(close.session.as_str()),
             session_id: escaped(close.session.as_str()),
             state,
             class,

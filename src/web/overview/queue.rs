@@ -6,7 +6,7 @@ use kvgate_core::effect::WaiterView;
 use kvgate_core::view::View;
 
 use super::Moment;
-use crate::web::format::{about, cut, duration, escaped, grouped};
+use crate::web::format::{about, cut, duration, escaped, grouped, set};
 use crate::web::why::{self, Holder};
 
 /// From this share of the longest wait on, the bypass is near.
@@ -62,16 +62,17 @@ impl QueuePart {
         let head = rows.first();
         let leases = &moment.rows.leases;
         let among = u64::try_from(leases.len()).unwrap_or(u64::MAX);
+        let some = leases.len() >= why::HOLDERS_AMONG && among < view.leases;
         Self {
             waiting: grouped(state.waiting),
             tokens: grouped(state.tokens),
             drain: drain.map(about),
-            max_wait: about(view.policy.max_wait),
+            max_wait: set(view.policy.max_wait),
             rows: rows.iter().map(|waiter| Row::new(waiter, view)).collect(),
             more: (more > 0).then(|| grouped(more)),
             blocked: head.map(|head| why::blocked(head, None, view)),
             holders: why::holders(leases, view),
-            among: (among < view.leases).then(|| grouped(among)),
+            among: some.then(|| grouped(among)),
             bypass_in: head.map(|head| duration(head.status.bypass_in)),
             can_act: moment.look.can_act,
             old: moment.rows.old,
