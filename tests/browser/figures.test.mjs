@@ -53,7 +53,7 @@ before(async () => {
     [`lease?id=${leases[2]}`, "a lease"],
     ["session?id=session-2", "a session"],
     [`close?id=${close}`, "a close"],
-    ["queue?client=rollout-9&limit=20", "a filtered queue"],
+    ["queue?client=rollout-9", "a filtered queue"],
     ["leases?session_id=session-1", "filtered leases"],
     ["decisions?action=wait", "filtered decisions"],
   ];

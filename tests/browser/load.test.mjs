@@ -32,7 +32,7 @@ after(async () => {
 });
 
 test("U03: with 10,000 waiters and 5,000 leases no page is above 300 KiB", async () => {
-  const filtered = ["queue?q=name-99", "leases?client=rollout-of-a-long-name-7", "sessions?q=name", "queue?limit=200", "search?q=name", "decisions?action=wait"];
+  const filtered = ["queue?q=name-99", "leases?client=rollout-of-a-long-name-7", "sessions?q=name", "search?q=name", "decisions?action=wait"];
   for (const at of [...PAGES.map(([path]) => path), ...filtered]) {
     const { status, text } = await house.gate.get(`/${at}`);
     assert.equal(status, 200, at);

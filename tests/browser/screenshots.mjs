@@ -2,11 +2,10 @@
 //   tests/browser/check.sh screenshots.mjs [FOLDER]
 import { mkdir } from "node:fs/promises";
 import path from "node:path";
-import { DESKTOP, PAGES, PHONE, launch, open } from "./lib/browser.mjs";
+import { LOOKS, PAGES, launch, open } from "./lib/browser.mjs";
 import { Gate, until } from "./lib/gate.mjs";
 
 const folder = path.resolve(process.argv[2] ?? path.join(import.meta.dirname, "../../target/screenshots"));
-const LOOKS = { light: { ...DESKTOP, colorScheme: "light" }, dark: { ...DESKTOP, colorScheme: "dark" }, phone: { ...PHONE, colorScheme: "light" } };
 
 await mkdir(folder, { recursive: true });
 const browser = await launch();
@@ -21,22 +20,34 @@ try {
     return performance.now() - begun > seconds * 1_000;
   }, seconds + 60);
   const first = async (list, field) => (await demo.get(`/v1/${list}?limit=1`)).json.items[0]?.[field];
-  const details = [
-    ["ticket", "id", "queue", "ticket_id"],
-    ["lease", "id", "leases", "lease_id"],
-    ["session", "id", "sessions", "session_id"],
-    ["close", "id", "closes", "close_id"],
-  ];
-  const screens = PAGES.map(([at, name]) => [name.toLowerCase(), at === "" ? "?range=15m" : at]);
+  const screens = PAGES.map(([at, name]) => [name.toLowerCase(), at]);
+  screens.push(["closes", "closes"], ["search", "search?q=s-1"], ["fault", "queue?nothing=1"]);
   for (const [look, options] of Object.entries(LOOKS)) {
-    const found = [];
-    for (const [page, parameter, list, field] of details) {
-      const id = await first(list, field);
-      if (id) found.push([page, `${page}?${parameter}=${encodeURIComponent(id)}`]);
-    }
-    for (const [name, at] of [...screens, ...found]) {
+    // What is looked at in detail may have ended meanwhile, so it is chosen anew.
+    const found = await Promise.all(
+      [
+        ["ticket", "queue", "ticket_id"],
+        ["lease", "leases", "lease_id"],
+        ["session", "sessions", "session_id"],
+        ["close", "closes", "close_id"],
+      ].map(async ([page, list, field]) => [page, await first(list, field)]),
+    );
+    const details = found.filter(([, id]) => id).map(([page, id]) => [page, `${page}?id=${encodeURIComponent(id)}`]);
+    const save = (page, name) => page.screenshot({ path: path.join(folder, `${name}-${look}.png`), fullPage: look !== "dark" });
+    for (const [name, at] of [...screens, ...details]) {
       const { context, page } = await open(browser, `${demo.url}/${at}`, options);
-      await page.screenshot({ path: path.join(folder, `${name}-${look}.png`), fullPage: look !== "dark" });
+      await save(page, name);
+      if (name === "queue") {
+        // On a phone a row has no button of its own; what is chosen has one.
+        await page.locator("[data-select]").first().check();
+        await page.locator(".bulk button").first().click();
+        await page.locator("#dialog[open] button[type=submit]").waitFor();
+        await page.screenshot({ path: path.join(folder, `dialog-${look}.png`) });
+        await page.keyboard.press("Escape");
+        await page.keyboard.press("?");
+        await page.locator("#help[open]").waitFor();
+        await page.screenshot({ path: path.join(folder, `keys-${look}.png`) });
+      }
       await context.close();
     }
   }

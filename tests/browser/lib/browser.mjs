@@ -44,8 +44,8 @@ export function watch(page, origin) {
   page.on("pageerror", (error) => faults.push(`error: ${error.message}`));
   page.on("console", (message) => {
     const text = message.text();
-    // What the network refuses while the service is away is no fault of the page.
-    if (!/Failed to load resource/.test(text)) faults.push(`console: ${text}`);
+    // What the network refuses while the service is away is no fault of the page; advice is none either.
+    if (message.type() !== "debug" && !/Failed to load resource/.test(text)) faults.push(`console: ${text}`);
   });
   page.on("request", (request) => {
     const url = new URL(request.url());
