@@ -30,7 +30,13 @@ async function shown(page) {
         cells: [...row.querySelectorAll("[data-col]")].map((cell) => [cell.dataset.col, text(cell)]),
       })),
     }));
-    return { figures, lists };
+    // A step report has a column for each key that is shown.
+    const keys = [...document.querySelectorAll(".tst th[title]")].map((head) => head.title);
+    const steps = [...document.querySelectorAll(".tst tbody tr")].map((row) => {
+      const [run, step, , , ...values] = [...row.children].map(text);
+      return { run, step, values: keys.map((key, place) => [key, values[place]]) };
+    });
+    return { figures, lists, steps };
   });
 }
 
@@ -46,6 +52,8 @@ before(async () => {
   await gate.post("/v1/sessions/never-seen/close");
   await until("a close that is done", async () => (await gate.get("/v1/closes?state=done")).json.total > 1);
   await gate.post("/v1/steps", { run: "exp-7", step: 12 });
+  await gate.call("DELETE", "/v1/tickets/held-37");
+  await gate.post("/v1/steps", { run: "exp-7", step: 13 });
   details = [
     ["closes", "Closes"],
     ["ticket?id=waits-5", "a ticket that waits"],
@@ -67,7 +75,7 @@ after(async () => {
 /** Compares all marked figures of a page with the API, and counts them. */
 async function compare(page) {
   const { gate } = house;
-  const { figures, lists } = await shown(page);
+  const { figures, lists, steps } = await shown(page);
   const state = await gate.state();
   let compared = 0;
   for (const [figure, text] of figures) {
@@ -92,6 +100,17 @@ async function compare(page) {
         assert.ok(forms(item[column]).includes(text), `${row.id} ${column}: the page says ${text}, the API ${item[column]}`);
         compared += 1;
       }
+    }
+  }
+  const reports = steps.length ? (await gate.get("/v1/steps?limit=1000")).json.items : [];
+  for (const { run, step, values } of steps.filter((row) => row.step !== "open")) {
+    const report = reports.find((report) => report.run === run && String(report.step) === step);
+    assert.ok(report, `the API does not know step ${step} of ${run}`);
+    for (const [key, text] of values) {
+      const value = report.metrics[key];
+      const rounded = (text) => value.toFixed(/\.(\d+)$/.exec(text)?.[1].length ?? 0);
+      assert.equal(text.replaceAll(",", ""), value === undefined ? "–" : rounded(text), `${key} of step ${step}: the API says ${value}`);
+      compared += 1;
     }
   }
   return compared;

@@ -101,6 +101,15 @@ test("each page is complete without script", async (t) => {
   assert.deepEqual(faults, []);
 });
 
+test("every page is reached on a phone", async (t) => {
+  const { page } = await visit(t, browser, house.gate.url, LOOKS.phone);
+  for (const [path, name] of [...PAGES.slice(1), PAGES[0]]) {
+    await follow(page, page.locator("nav a", { hasText: name }));
+    assert.equal(page.url(), `${house.gate.url}/${path}`);
+    assert.ok((await page.locator("h1").boundingBox()).width > 20, `the heading of ${name} is seen`);
+  }
+});
+
 test("search, filters and pages of a list work without script", async (t) => {
   const { page } = await visit(t, browser, `${house.gate.url}/queue`, { javaScriptEnabled: false });
   const ids = () => page.locator("#p-waiters tbody tr").evaluateAll((rows) => rows.map((row) => row.dataset.id));

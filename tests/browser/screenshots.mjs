@@ -19,23 +19,21 @@ try {
     if (performance.now() - begun > step * 8_000) await demo.post("/v1/steps", { run: "exp-7", step: (step += 1) });
     return performance.now() - begun > seconds * 1_000;
   }, seconds + 60);
-  const first = async (list, field) => (await demo.get(`/v1/${list}?limit=1`)).json.items[0]?.[field];
+  // The youngest of a list, which is the likeliest to be there still.
+  const youngest = async (list, field, query = "") => {
+    const { items } = (await demo.get(`/v1/${list}?limit=1000${query}`)).json;
+    return (list === "closes" ? items[0] : items.at(-1))?.[field];
+  };
   const screens = PAGES.map(([at, name]) => [name.toLowerCase(), at]);
-  screens.push(["closes", "closes"], ["search", "search?q=s-1"], ["fault", "queue?nothing=1"]);
+  screens.push(["closes", "closes"], ["search", "search?q=s-1"], ["fault", "queue?nothing=1"], ["confirm", "confirm?do=pause"]);
+  const details = { ticket: ["queue", "ticket_id"], lease: ["leases", "lease_id"], session: ["sessions", "session_id", "&q=s-1"], close: ["closes", "close_id"] };
+  for (const [name, list] of Object.entries(details)) {
+    screens.push([name, async () => `${name}?id=${encodeURIComponent(await youngest(...list))}`]);
+  }
   for (const [look, options] of Object.entries(LOOKS)) {
-    // What is looked at in detail may have ended meanwhile, so it is chosen anew.
-    const found = await Promise.all(
-      [
-        ["ticket", "queue", "ticket_id"],
-        ["lease", "leases", "lease_id"],
-        ["session", "sessions", "session_id"],
-        ["close", "closes", "close_id"],
-      ].map(async ([page, list, field]) => [page, await first(list, field)]),
-    );
-    const details = found.filter(([, id]) => id).map(([page, id]) => [page, `${page}?id=${encodeURIComponent(id)}`]);
     const save = (page, name) => page.screenshot({ path: path.join(folder, `${name}-${look}.png`), fullPage: look !== "dark" });
-    for (const [name, at] of [...screens, ...details]) {
-      const { context, page } = await open(browser, `${demo.url}/${at}`, options);
+    for (const [name, at] of screens) {
+      const { context, page } = await open(browser, `${demo.url}/${typeof at === "string" ? at : await at()}`, options);
       await save(page, name);
       if (name === "queue") {
         // On a phone a row has no button of its own; what is chosen has one.
