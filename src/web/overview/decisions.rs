@@ -54,11 +54,7 @@ impl Row {
                 },
             ),
             DecisionAction::Bypass if decision.reason == "aged" => ("aged", reason, waited),
-            DecisionAction::Bypass => (
-                bypass_class(&decision.reason),
-                "bypass".to_owned(),
-                reason,
-            ),
+            DecisionAction::Bypass => (bypass_class(&decision.reason), "bypass".to_owned(), reason),
             DecisionAction::Cancelled => ("cancelled", "cancelled".to_owned(), reason),
             DecisionAction::Ended => {
                 let held = format!("held {}", secs(decision.held_s.unwrap_or(0.0)));
