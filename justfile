@@ -43,6 +43,10 @@ browser *ARGS:
 screenshots FOLDER="target/screenshots":
     tests/browser/check.sh screenshots.mjs "$(pwd)/{{ FOLDER }}"
 
+# what the tools of others say of the files in deploy/
+deploy:
+    python3 deploy/check.py
+
 # benchmarks; they print what they ran on
 bench *ARGS:
     cargo bench --workspace {{ ARGS }}

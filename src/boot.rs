@@ -38,8 +38,11 @@ use crate::fleet::dialect::Prefix;
 use crate::fleet::poller::{Poller, PollerError, RoundDetails};
 use crate::gate::{self, Gate, Phase, WriterConfig};
 use crate::history::{History, Sampler};
-use crate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
+use crate::http::{
+    self, App, Endpoint, FleetDetails, HttpConfig, Limits, Listener, ShellNotice, Tls, TlsFiles,
+};
 use crate::store::{self, CopyError, OfflineError, OpenError, RedbStore};
+use crate::supervisor;
 use crate::support::Support;
 use crate::telemetry;
 use crate::web;
@@ -53,6 +56,10 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// File descriptors that are asked for: 20,000 waiting calls, and room for the rest.
 const DESCRIPTORS: u64 = 65_536;
+
+/// With fewer an operator is told: the connections of a fleet of callers, one for each waiting call,
+/// and 1,024 calls to engines would not fit.
+const DESCRIPTORS_FEW: u64 = 8_192;
 
 /// Exit code of a second signal, as a shell reports an interrupt.
 const INTERRUPTED: i32 = 130;
@@ -75,7 +82,7 @@ pub enum Failure {
     )]
     Listen {
         /// The address.
-        address: SocketAddr,
+        address: Endpoint,
         /// Why.
         error: io::Error,
     },
@@ -164,9 +171,10 @@ pub struct DemoOptions {
 /// # Errors
 /// See [`Failure`].
 pub fn serve(config: Config) -> Result<(), Failure> {
-    prepare()?.block_on(async {
+    let (runtime, descriptors) = prepare()?;
+    runtime.block_on(async {
         let signals = Signals::of_a_service().map_err(Failure::other)?;
-        let service = Service::start(config).await?;
+        let service = Service::start(config, descriptors).await?;
         signals.stop(service).await;
         Ok(())
     })
@@ -184,7 +192,8 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
     let data = options
         .data
         .unwrap_or_else(|| temporary.path().to_path_buf());
-    prepare()?.block_on(async {
+    let (runtime, descriptors) = prepare()?;
+    runtime.block_on(async {
         let signals = Signals::new().map_err(Failure::other)?;
         let clock = Clock::start();
         let wall = clock.now().millis();
@@ -203,8 +212,11 @@ pub fn demo(options: DemoOptions) -> Result<(), Failure> {
         let mut config = Config::load(layer, [], None)?;
         let token = config.token_file.as_mut().map(token_for_agents);
         let token = token.transpose().map_err(Failure::other)?;
-        let service = Service::start(config).await?;
-        let base = format!("http://{}", service.first_address());
+        let service = Service::start(config, descriptors).await?;
+        let port = service.ports.first().ok_or_else(|| {
+            ConfigError::new("the agents of the demo need a port: --listen must be HOST:PORT")
+        })?;
+        let base = format!("http://{port}");
         let mut agents = AgentsSpec::demo(&base, &fleet.router_url());
         agents.run = format!("{wall:x}");
         agents.slots = options.sessions;
@@ -237,26 +249,30 @@ fn token_for_agents(file: &mut TokenFile) -> Result<String, getrandom::Error> {
 /// # Errors
 /// See [`Failure`].
 pub fn check(config: &Config) -> Result<Vec<Finding>, Failure> {
-    Ok(prepare()?.block_on(check::run(config))?)
+    let (runtime, _) = prepare()?;
+    Ok(runtime.block_on(check::run(config))?)
 }
 
-/// What every command that speaks to the network needs.
-fn prepare() -> Result<Runtime, Failure> {
+/// What every command that speaks to the network needs, and how many files it may open.
+pub(crate) fn prepare() -> Result<(Runtime, u64), Failure> {
     // Fails only when a provider is installed already, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    if let Err(error) = rlimit::increase_nofile_limit(DESCRIPTORS) {
+    let descriptors = rlimit::increase_nofile_limit(DESCRIPTORS).or_else(|error| {
         tracing::warn!(%error, "the limit of file descriptors cannot be raised");
-    }
-    tokio::runtime::Builder::new_multi_thread()
+        rlimit::Resource::NOFILE.get_soft()
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(Failure::other)
+        .map_err(Failure::other)?;
+    // A system that tells no limit has none that is known.
+    Ok((runtime, descriptors.unwrap_or(DESCRIPTORS)))
 }
 
 /// A running coordinator.
 struct Service {
     gate: Gate,
-    addresses: Vec<SocketAddr>,
+    ports: Vec<SocketAddr>,
     stop: CancellationToken,
     servers: TaskTracker,
     poller: JoinHandle<()>,
@@ -267,13 +283,15 @@ struct Service {
 }
 
 impl Service {
-    async fn start(config: Config) -> Result<Self, Failure> {
-        let listeners = bind(&config.listen)?;
-        let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
-        for address in &addresses {
-            tracing::info!(%address, "listening");
-        }
+    async fn start(config: Config, descriptors: u64) -> Result<Self, Failure> {
         let open = opener(&config);
+        let tls = config.tls.map(load_tls).transpose()?;
+        let listeners = bind(&config.listen, tls.as_ref()).await?;
+        let ports: Vec<SocketAddr> = listeners.iter().filter_map(Listener::port).collect();
+        let addresses: Vec<String> = listeners.iter().map(Listener::name).collect();
+        for address in &addresses {
+            tracing::info!(address, "listening");
+        }
         let origins = config.origins.clone();
         let mut reloads: Vec<Reload> = Vec::new();
         let access = match config.token_file {
@@ -284,7 +302,8 @@ impl Service {
             }
             None => Access::open(),
         };
-        if access.is_open() && addresses.iter().any(|address| !address.ip().is_loopback()) {
+        reloads.extend(tls.map(by_certificate));
+        if access.is_open() && ports.iter().any(|port| !port.ip().is_loopback()) {
             tracing::warn!(
                 "open to the network without tokens: whoever reaches the port has every right"
             );
@@ -300,7 +319,7 @@ impl Service {
         let (details, fleet) = watch::channel(Arc::new(FleetDetails::default()));
         let (notices, shown_notices) = watch::channel(Vec::new());
         let http = HttpConfig {
-            bound: addresses.clone(),
+            bound: ports.clone(),
             allowed_hosts: config.allowed_hosts,
             access: access.clone(),
             metrics_auth: config.metrics_auth,
@@ -322,16 +341,15 @@ impl Service {
         let routes = http::router(app.clone(), pages);
         let stop = CancellationToken::new();
         let servers = TaskTracker::new();
-        for listener in listeners {
-            servers.spawn(http::serve(
-                listener,
-                app.clone(),
-                routes.clone(),
-                Limits::default(),
-                stop.clone(),
-            ));
-        }
+        servers.spawn(http::serve(
+            listeners,
+            app.clone(),
+            routes,
+            limits(descriptors),
+            stop.clone(),
+        ));
         servers.close();
+        tokio::spawn(supervisor::attend(app));
 
         opened
             .await
@@ -342,7 +360,10 @@ impl Service {
             tracing::warn!(%error, "history is kept in memory only");
         }
         let sampler = history.sample(gate.clone()).map_err(Failure::other)?;
-        notices.send_modify(|notices| notices.extend(network_notice(&config.data, &gate)));
+        notices.send_modify(|notices| {
+            notices.extend(network_notice(&config.data, &gate));
+            notices.extend(descriptor_notice(descriptors, &gate));
+        });
         let closer = Closer::start(config.closer, gate.clone())?;
         let mut poller = config.poller;
         let known = gate.view();
@@ -360,7 +381,7 @@ impl Service {
         tokio::spawn(telemetry::tell_repeats());
         Ok(Self {
             gate,
-            addresses,
+            ports,
             stop,
             servers,
             poller,
@@ -368,13 +389,6 @@ impl Service {
             closer,
             reloads,
         })
-    }
-
-    fn first_address(&self) -> SocketAddr {
-        self.addresses
-            .first()
-            .copied()
-            .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)))
     }
 
     /// Reads anew what can be read anew. A file may lie on a slow disk, so this is done aside.
@@ -391,6 +405,7 @@ impl Service {
     async fn drain(self) {
         tracing::info!("draining: waiting callers are told to come back");
         self.gate.begin_drain();
+        supervisor::stopping();
         self.stop.cancel();
         tokio::join!(self.servers.wait(), self.closer.stop());
         self.poller.abort();
@@ -466,11 +481,62 @@ fn tell_settings(gate: &Gate, origins: &Origins) {
     }
 }
 
-fn bind(addresses: &[SocketAddr]) -> Result<Vec<Listener>, Failure> {
-    addresses
-        .iter()
-        .map(|&address| Listener::bind(address).map_err(|error| Failure::Listen { address, error }))
-        .collect()
+async fn bind(endpoints: &[Endpoint], tls: Option<&Arc<Tls>>) -> Result<Vec<Listener>, Failure> {
+    let mut listeners = Vec::new();
+    for endpoint in endpoints {
+        let listener =
+            Listener::bind_patiently(endpoint)
+                .await
+                .map_err(|error| Failure::Listen {
+                    address: endpoint.clone(),
+                    error,
+                })?;
+        listeners.push(listener.with_tls(tls.cloned()));
+    }
+    Ok(listeners)
+}
+
+/// How the certificate is read anew. Files that cannot be used change nothing.
+fn by_certificate(tls: Arc<Tls>) -> Reload {
+    Arc::new(move || match tls.reload() {
+        Ok(()) => tracing::info!("the certificate was read anew"),
+        Err(error) => tracing::error!(%error, "the certificate stays as it was"),
+    })
+}
+
+fn load_tls(files: TlsFiles) -> Result<Arc<Tls>, Failure> {
+    let tls = Tls::load(files).map_err(|error| ConfigError::new(error.to_string()))?;
+    Ok(Arc::new(tls))
+}
+
+/// The bounds of the server where so many files may be open: a quarter is left to the store and to
+/// the calls to router and engines, so that callers cannot keep the service from its fleet.
+fn limits(descriptors: u64) -> Limits {
+    let limits = Limits::default();
+    let room = usize::try_from(descriptors.saturating_sub(descriptors / 4)).unwrap_or(usize::MAX);
+    Limits {
+        connections: limits.connections.min(room),
+        ..limits
+    }
+}
+
+/// With few file descriptors callers are turned away long before the other bounds are reached.
+fn descriptor_notice(descriptors: u64, gate: &Gate) -> Option<ShellNotice> {
+    let connections = limits(descriptors).connections;
+    if descriptors >= DESCRIPTORS_FEW {
+        return None;
+    }
+    tracing::warn!(descriptors, connections, "few files may be open");
+    Some(ShellNotice {
+        code: "few_file_descriptors".to_owned(),
+        severity: Severity::Warning,
+        text: format!(
+            "The process may open {descriptors} files, so at most {connections} connections are kept; each waiting \
+             call needs one. Raise the hard limit (`LimitNOFILE=` of systemd, `ulimit -Hn`) to {DESCRIPTORS}, and start \
+             the service again."
+        ),
+        since: gate.line().map_or(Timestamp::default(), |line| line.now()),
+    })
 }
 
 /// A store on a network file system works, but a sync and a lock mean there what its server makes of
@@ -494,7 +560,7 @@ fn network_notice(data: &Path, gate: &Gate) -> Option<ShellNotice> {
 }
 
 /// One line an address, in the order given; whole or not at all.
-fn write_addresses(data: &Path, addresses: &[SocketAddr]) -> Result<(), Failure> {
+fn write_addresses(data: &Path, addresses: &[String]) -> Result<(), Failure> {
     let lines: String = addresses
         .iter()
         .map(|address| format!("{address}\n"))

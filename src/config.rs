@@ -1,5 +1,6 @@
 //! Settings: flag > environment > file > default. One list gives names, types and help.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,9 +22,17 @@ use crate::fleet::discover;
 use crate::fleet::networks::{Network, Networks};
 use crate::fleet::poller::PollerConfig;
 use crate::fleet::secret::Secret;
+use crate::http::{Endpoint, TlsFiles};
+
+/// What a Unix socket begins with in a list of addresses.
+const UNIX_PREFIX: &str = "unix:";
 
 /// Prefix of environment names.
 const ENV_PREFIX: &str = "KVGATE_";
+
+/// Variables with that prefix that are no settings: the command line's own, those of clients, and the name
+/// by which scripts find the program.
+const OTHER_VARIABLES: &[&str] = &["CONFIG", "URL", "TOKEN", "TOKEN_NAME", "TOKEN_FILE", "BIN"];
 
 /// The longest duration that a setting may name: a year. Longer ones are slips of a unit.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
@@ -155,8 +164,9 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Address of API and dashboard; may be given more than once. Port 0 takes any free one
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Address of API and dashboard, or a Unix socket; may be given more than once. Port 0 takes any
+    /// free one
+    #[arg(long, value_name = "HOST:PORT|unix:PATH")]
     listen: Vec<String> = vec!["127.0.0.1:7070".to_owned()];
     /// Directory of the store
     #[arg(long, value_name = "DIR")]
@@ -184,7 +194,7 @@ settings! {
     /// Upper bound on the completion part of a reservation, in tokens above 0, or `none`
     #[arg(long, visible_alias = "agentic-admission-expected-decode-cap", value_name = "TOKENS")]
     admission_expected_decode_cap: DecodeCap = DecodeCap(None);
-    /// Longest wait before the aging bypass, in seconds
+    /// Longest wait before the aging bypass, in seconds; 0 lets nothing wait
     #[arg(long, visible_alias = "agentic-admission-max-wait-s", value_name = "SECONDS")]
     admission_max_wait_s: f64 = 30.0;
     /// Apply admission to `train` only, or to `all`
@@ -196,25 +206,25 @@ settings! {
     /// How long a place or a fresh grant is kept for a caller that is away, in seconds: 1 to 60
     #[arg(long, value_name = "SECONDS")]
     claim_grace_s: f64 = 10.0;
-    /// Bound of the queue
+    /// Bound of the queue, above 0; who comes when it is full is a bypass
     #[arg(long, value_name = "COUNT")]
     max_waiting: u64 = 100_000;
-    /// Time between two readings of the engines, in seconds
+    /// Time between two readings of the engines, in seconds above 0
     #[arg(long, value_name = "SECONDS")]
     poll_interval_s: f64 = 1.0;
-    /// Time-out of one reading, in seconds
+    /// Time-out of one reading, in seconds above 0
     #[arg(long, value_name = "SECONDS")]
     poll_timeout_s: f64 = 2.0;
-    /// Age at which a reading is no longer fresh, in seconds
+    /// Age at which a reading is no longer fresh, in seconds above 0
     #[arg(long, value_name = "SECONDS")]
     stale_after_s: f64 = 6.0;
-    /// Time-out of one call of a session close to an engine, in seconds
+    /// Time-out of one call of a session close to an engine, in seconds above 0
     #[arg(long, value_name = "SECONDS")]
     close_timeout_s: f64 = 5.0;
-    /// Attempts of one session close at one engine
+    /// Attempts of one session close at one engine, above 0
     #[arg(long, value_name = "COUNT")]
     close_attempts: u64 = 8;
-    /// Longest time for the delivery of a session close to all engines, in seconds
+    /// Longest time for the delivery of a session close to all engines, in seconds above 0
     #[arg(long, value_name = "SECONDS")]
     close_deadline_s: f64 = 120.0;
     /// Longest wait for the leases of a session that closes, in seconds; 0 waits until the last has ended
@@ -232,6 +242,12 @@ settings! {
     /// File with the bearer key for aborts at the engines, where it is another than that of the engines
     #[arg(long, value_name = "FILE")]
     engine_admin_key_file: String = String::new();
+    /// File with the PEM certificate to serve TLS with, and those that lead to its root; needs --tls-key
+    #[arg(long, value_name = "FILE")]
+    tls_cert: String = String::new();
+    /// File with the PEM private key of --tls-cert
+    #[arg(long, value_name = "FILE")]
+    tls_key: String = String::new();
     /// Network that engines may be in, as CIDR; may be given more than once. Default: any but link-local
     #[arg(long, value_name = "CIDR")]
     engine_network: Vec<String> = Vec::new();
@@ -319,7 +335,20 @@ macro_rules! shown_as_toml {
         }
     )*};
 }
-shown_as_toml!(bool, f64, String, Vec<String>);
+shown_as_toml!(bool, f64);
+
+impl ShownValue for String {
+    fn shown(&self) -> String {
+        toml::Value::from(masked(self).into_owned()).to_string()
+    }
+}
+
+impl ShownValue for Vec<String> {
+    fn shown(&self) -> String {
+        let texts: Vec<String> = self.iter().map(|text| masked(text).into_owned()).collect();
+        toml::Value::from(texts).to_string()
+    }
+}
 
 impl ShownValue for u64 {
     fn shown(&self) -> String {
@@ -338,11 +367,68 @@ pub struct Shown {
     pub origin: Origin,
 }
 
+/// An address without user and password: keys belong into files of their own, but not everybody knows.
+/// A rank behind the address of an engine (`@0`) is none.
+pub(crate) fn masked(text: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return Cow::Borrowed(text);
+    };
+    let is_rank = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let (address, rank) = match rest.rsplit_once('@') {
+        Some((address, rank)) if is_rank(rank) => (address, format!("@{rank}")),
+        Some(_) | None => (rest, String::new()),
+    };
+    match address.rsplit_once('@') {
+        Some((_, host)) => Cow::Owned(format!("{scheme}://***@{host}{rank}")),
+        None => Cow::Borrowed(text),
+    }
+}
+
+/// A flag with its default and its variable in the help, under the heading of its kind. Flags that are
+/// no settings stay as they are.
+pub(crate) fn described(flag: clap::Arg) -> clap::Arg {
+    let name = flag.get_id().as_str().to_owned();
+    let defaults = Merged::new(Layer::default(), Layer::default(), Layer::default()).shown();
+    let Some(default) = defaults.iter().find(|shown| shown.name == name) else {
+        return flag;
+    };
+    let mut help = flag.get_help().map(ToString::to_string).unwrap_or_default();
+    let value = default.value.trim_matches(['[', ']']).replace('"', "");
+    if !value.is_empty() {
+        let value = value.strip_suffix(".0").unwrap_or(&value);
+        help.push_str(&format!(" [default: {value}]"));
+    }
+    help.push_str(&format!(" [env: {ENV_PREFIX}{}]", name.to_uppercase()));
+    flag.help(help).help_heading(heading(&name))
+}
+
+/// The kind of a setting.
+fn heading(name: &str) -> &'static str {
+    let begins = |with: &[&str]| with.iter().any(|with| name.starts_with(with));
+    if begins(&[
+        "program_admission",
+        "admission_",
+        "lease_",
+        "claim_",
+        "max_waiting",
+    ]) {
+        "Admission"
+    } else if begins(&["session_", "close_", "join_"]) {
+        "Session closes"
+    } else if begins(&["router", "engine", "poll_", "stale_"]) {
+        "Fleet"
+    } else {
+        "Service"
+    }
+}
+
 /// Everything `kvgate serve` runs with, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Addresses to listen on.
-    pub listen: Vec<SocketAddr>,
+    /// Where to listen.
+    pub listen: Vec<Endpoint>,
+    /// Certificate and key, where ports speak TLS.
+    pub tls: Option<TlsFiles>,
     /// Directory of the store.
     pub data: PathBuf,
     /// Settings of the gate, as they are configured.
@@ -388,6 +474,20 @@ impl Config {
         Self::checked(Merged::new(flags, from_env(env)?, file))
     }
 
+    /// Every value with its origin, one a line.
+    #[must_use]
+    pub fn printed(&self) -> String {
+        let line = |shown: &Shown| {
+            format!(
+                "{} = {}  # {}\n",
+                shown.name,
+                shown.value,
+                shown.origin.word()
+            )
+        };
+        self.shown.iter().map(line).collect()
+    }
+
     fn checked(merged: Merged) -> Result<Self, ConfigError> {
         let shown = merged.shown();
         let token_file = token_file(&merged.token_file.0)?;
@@ -397,7 +497,7 @@ impl Config {
             ));
         }
         let may_be_open = token_file.is_some() || merged.insecure_no_auth.0;
-        let listen = addresses(&merged.listen.0, may_be_open)?;
+        let listen = endpoints(&merged.listen.0, may_be_open)?;
         let policy = policy(&merged)?;
         let router = match merged.router.0.as_str() {
             "" => None,
@@ -411,7 +511,7 @@ impl Config {
                 refuse_user_info("engine", text)?;
                 BaseUrl::parse(text)
                     .map(|url| url.engine())
-                    .map_err(|error| refused(format!("engine {text:?}: {error}")))
+                    .map_err(|error| refused(format!("engine {:?}: {error}", masked(text))))
             })
             .collect::<Result<Vec<_>, _>>()?;
         let router_as_engine = router.as_ref().and_then(discover::as_engine);
@@ -428,10 +528,14 @@ impl Config {
         let engine_key = key("engine_key_file", &merged.engine_key_file.0)?;
         let lease_ttl = span("lease_ttl_s", merged.lease_ttl_s.0, true)?;
         if policy::ttl_in_range(lease_ttl).1 {
-            return Err(refused("lease_ttl_s must be 1 to 86400"));
+            return Err(refused(format!(
+                "lease_ttl_s must be 1 to 86400 seconds, not {}",
+                merged.lease_ttl_s.0
+            )));
         }
         Ok(Self {
             listen,
+            tls: tls(&merged.tls_cert.0, &merged.tls_key.0)?,
             data: PathBuf::from(&merged.data.0),
             fleet: FleetConfig {
                 has_router: router.is_some(),
@@ -477,34 +581,19 @@ impl Config {
 }
 
 fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
-    let share = |name: &str, value: f64| {
-        // Numeric admission constraints hold only while admission is on. A share that cannot be used is
-        // 0 meanwhile, and admission is not turned on with it.
-        let unused = (!merged.program_admission.0).then_some(Ppm::clamped(0));
-        millionths(value)
-            .or(unused)
-            .ok_or_else(|| refused(format!("{name} must be above 0 and at most 1, not {value}")))
-    };
+    let admission = merged.program_admission.0;
     Policy {
-        program_admission: merged.program_admission.0,
+        program_admission: admission,
         session_lifecycle: merged.session_lifecycle.0,
         paused: false,
-        headroom: share("admission_headroom", merged.admission_headroom.0)?,
+        headroom: share("admission_headroom", merged.admission_headroom.0, admission)?,
         pressure_threshold: share(
             "admission_pressure_threshold",
             merged.admission_pressure_threshold.0,
+            admission,
         )?,
-        expected_decode_cap: merged
-            .admission_expected_decode_cap
-            .0
-            .0
-            .map(|cap| {
-                Tokens::new(cap).ok_or_else(|| {
-                    refused("admission_expected_decode_cap must be at most 2^53-1 tokens")
-                })
-            })
-            .transpose()?,
-        max_wait: max_wait("admission_max_wait_s", merged.admission_max_wait_s.0)?,
+        expected_decode_cap: decode_cap(merged.admission_expected_decode_cap.0, admission)?,
+        max_wait: wait(merged.admission_max_wait_s.0, admission)?,
         scope: match merged.admission_scope.0.as_str() {
             "train" => AdmissionScope::Train,
             "all" => AdmissionScope::All,
@@ -514,11 +603,22 @@ fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
                 )));
             }
         },
-        claim_grace: span("claim_grace_s", merged.claim_grace_s.0, true)?,
-        max_waiting: merged.max_waiting.0,
+        claim_grace: claim_grace(merged.claim_grace_s.0)?,
+        max_waiting: match merged.max_waiting.0 {
+            0 => return Err(refused("max_waiting must be above 0")),
+            count => count,
+        },
         stale_after: span("stale_after_s", merged.stale_after_s.0, true)?,
         close_attempts: u32::try_from(merged.close_attempts.0)
-            .map_err(|_| refused(format!("close_attempts must be at most {}", u32::MAX)))?,
+            .ok()
+            .filter(|attempts| *attempts > 0)
+            .ok_or_else(|| {
+                refused(format!(
+                    "close_attempts must be above 0 and at most {}, not {}",
+                    u32::MAX,
+                    merged.close_attempts.0
+                ))
+            })?,
         close_deadline: span("close_deadline_s", merged.close_deadline_s.0, true)?,
         join_timeout: join_timeout(merged.join_timeout_s.0)?,
         session_idle_close: merged
@@ -530,6 +630,48 @@ fn policy(merged: &Merged) -> Result<Policy, ConfigError> {
     }
     .validated()
     .map_err(|error| refused(error.to_string()))
+}
+
+// The numeric constraints of admission hold while admission is on. A value that would not do stands in
+// the policy as one that cannot be turned on at run time either.
+
+fn share(name: &str, value: f64, admission: bool) -> Result<Ppm, ConfigError> {
+    match millionths(value) {
+        Some(share) => Ok(share),
+        None if !admission => Ok(Ppm::clamped(0)),
+        None => Err(refused(format!(
+            "{name} must be above 0 and at most 1, not {value}"
+        ))),
+    }
+}
+
+fn decode_cap(cap: DecodeCap, admission: bool) -> Result<Option<Tokens>, ConfigError> {
+    let Some(cap) = cap.0 else {
+        return Ok(None);
+    };
+    match Tokens::new(cap) {
+        Some(cap) if cap != Tokens::ZERO => Ok(Some(cap)),
+        Some(_) | None if !admission => Ok(Some(Tokens::ZERO)),
+        Some(_) | None => Err(refused(format!(
+            "admission_expected_decode_cap must be above 0 and at most 2^53-1 tokens, or none, not {cap}"
+        ))),
+    }
+}
+
+fn wait(value: f64, admission: bool) -> Result<Span, ConfigError> {
+    match max_wait("admission_max_wait_s", value) {
+        Err(_) if !admission => Ok(Span::from_millis(u64::MAX)),
+        result => result,
+    }
+}
+
+fn claim_grace(value: f64) -> Result<Span, ConfigError> {
+    match (1.0..=60.0).contains(&value) {
+        true => span("claim_grace_s", value, true),
+        false => Err(refused(format!(
+            "claim_grace_s must be 1 to 60 seconds, not {value}"
+        ))),
+    }
 }
 
 /// 0 is no limit.
@@ -578,26 +720,52 @@ fn span(name: &str, value: f64, above_zero: bool) -> Result<Span, ConfigError> {
     Ok(Span::from_millis(millis.max(u64::from(above_zero))))
 }
 
-fn addresses(listen: &[String], may_be_open: bool) -> Result<Vec<SocketAddr>, ConfigError> {
-    let mut addresses = Vec::new();
-    for text in listen {
-        let text = text.replacen("localhost:", "127.0.0.1:", 1);
-        let address: SocketAddr = text.parse().map_err(|_| {
-            refused(format!(
-                "listen must be HOST:PORT with an IP address, such as 127.0.0.1:7070 or [::1]:7070, not {text:?}"
-            ))
-        })?;
-        if !address.ip().is_loopback() && !may_be_open {
-            return Err(refused(format!(
-                "{address} is open to the network: name the tokens of callers by --token-file, or listen on a loopback address, or say --insecure-no-auth"
-            )));
-        }
-        addresses.push(address);
-    }
-    if addresses.is_empty() {
+fn endpoints(listen: &[String], may_be_open: bool) -> Result<Vec<Endpoint>, ConfigError> {
+    let endpoints = listen
+        .iter()
+        .map(|text| match text.strip_prefix(UNIX_PREFIX) {
+            Some("") => Err(refused(
+                "listen must name a path after unix:, such as unix:/run/kvgate/gate.sock",
+            )),
+            Some(path) => Ok(Endpoint::Unix(PathBuf::from(path))),
+            None => address(text, may_be_open).map(Endpoint::Tcp),
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    if endpoints.is_empty() {
         return Err(refused("listen must name at least one address"));
     }
-    Ok(addresses)
+    Ok(endpoints)
+}
+
+fn address(text: &str, may_be_open: bool) -> Result<SocketAddr, ConfigError> {
+    let text = text.replacen("localhost:", "127.0.0.1:", 1);
+    let address: SocketAddr = text.parse().map_err(|_| {
+        refused(format!(
+            "listen must be HOST:PORT with an IP address, such as 127.0.0.1:7070 or [::1]:7070, or unix:PATH, not {text:?}"
+        ))
+    })?;
+    if !address.ip().is_loopback() && !may_be_open {
+        return Err(refused(format!(
+            "{address} is open to the network: name the tokens of callers by --token-file, or listen on a loopback address, or say --insecure-no-auth"
+        )));
+    }
+    Ok(address)
+}
+
+fn tls(certificate: &str, key: &str) -> Result<Option<TlsFiles>, ConfigError> {
+    match (certificate, key) {
+        ("", "") => Ok(None),
+        (_, "") => Err(refused(
+            "tls_cert needs tls_key, the file with its private key",
+        )),
+        ("", _) => Err(refused(
+            "tls_key needs tls_cert, the file with its certificate",
+        )),
+        (certificate, key) => Ok(Some(TlsFiles {
+            certificate: PathBuf::from(certificate),
+            key: PathBuf::from(key),
+        })),
+    }
 }
 
 fn token_file(path: &str) -> Result<Option<TokenFile>, ConfigError> {
@@ -643,7 +811,8 @@ fn router_url(text: &str) -> Result<Url, ConfigError> {
         .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
     url.ok_or_else(|| {
         refused(format!(
-            "router must be an http or https URL, such as http://127.0.0.1:30000, not {text:?}"
+            "router must be an http or https URL, such as http://127.0.0.1:30000, not {:?}",
+            masked(text)
         ))
     })
 }
@@ -694,30 +863,55 @@ fn known(name: &str) -> Result<(), ConfigError> {
     if Layer::NAMES.contains(&name) {
         return Ok(());
     }
-    let nearest = Layer::NAMES
-        .iter()
-        .min_by_key(|known| strsim::damerau_levenshtein(known, name))
-        .copied()
-        .unwrap_or_default();
     Err(refused(format!(
-        "there is no setting {name:?}; the nearest is {nearest:?}"
+        "there is no setting {name:?}; the nearest is {:?}",
+        nearest(name)
     )))
 }
 
-/// Variables that are named like a setting; others are not ours to judge.
+fn nearest(name: &str) -> &'static str {
+    let names = Layer::NAMES.iter();
+    names
+        .min_by_key(|known| strsim::damerau_levenshtein(known, name))
+        .copied()
+        .unwrap_or_default()
+}
+
+/// Variables that are named like a setting. A name that is none is refused, since nobody would notice
+/// a mistyped one.
 fn from_env(env: impl IntoIterator<Item = (String, String)>) -> Result<Layer, ConfigError> {
-    let env: BTreeMap<String, String> = env.into_iter().collect();
     let mut table = toml::Table::new();
-    for name in Layer::NAMES {
-        let variable = format!("{ENV_PREFIX}{}", name.to_uppercase());
-        let Some(text) = env.get(&variable) else {
+    let env: BTreeMap<String, String> = env.into_iter().collect();
+    for (variable, text) in &env {
+        let Some(name) = variable.strip_prefix(ENV_PREFIX) else {
             continue;
         };
-        let value = env_value(name, text)
-            .ok_or_else(|| refused(format!("{variable} is not a value for {name}: {text:?}")))?;
-        table.insert((*name).to_owned(), value);
+        let setting = name.to_lowercase();
+        if name != setting.to_uppercase() || !Layer::NAMES.contains(&setting.as_str()) {
+            if OTHER_VARIABLES.contains(&name) || is_service_link(name) {
+                continue;
+            }
+            let nearest = nearest(&setting).to_uppercase();
+            return Err(refused(format!(
+                "there is no setting for the variable {variable}; the nearest is {ENV_PREFIX}{nearest}: correct it, or unset it"
+            )));
+        }
+        let value = env_value(&setting, text)
+            .ok_or_else(|| refused(format!("{variable} is not a value for {setting}: {text:?}")))?;
+        table.insert(setting, value);
     }
     Layer::deserialize(table).map_err(|error| refused(error.to_string()))
+}
+
+/// What Kubernetes sets in every container for a service whose name begins with ours:
+/// `KVGATE_SERVICE_HOST`, `KVGATE_PORT_7070_TCP_ADDR` and their like.
+fn is_service_link(name: &str) -> bool {
+    let name = format!("_{name}");
+    let port = |rest: &str| rest.is_empty() || rest.starts_with('_');
+    name.ends_with("_SERVICE_HOST")
+        || ["_SERVICE_PORT", "_PORT"]
+            .iter()
+            .any(|mark| name.rsplit_once(mark).is_some_and(|(_, rest)| port(rest)))
 }
 
 /// The first reading of the text that fits the setting's type; lists are split at commas.
@@ -818,18 +1012,27 @@ mod tests {
             ),
             (
                 "program_admission = true\nadmission_expected_decode_cap = 0",
-                "decode cap",
+                "admission_expected_decode_cap",
             ),
             ("admission_expected_decode_cap = \"some\"", "invalid digit"),
-            ("admission_max_wait_s = -1", "admission_max_wait_s"),
-            ("admission_max_wait_s = inf", "admission_max_wait_s"),
+            (
+                "program_admission = true\nadmission_max_wait_s = -1",
+                "admission_max_wait_s",
+            ),
+            (
+                "program_admission = true\nadmission_max_wait_s = inf",
+                "admission_max_wait_s",
+            ),
+            ("lease_ttl_s = 86401", "1 to 86400"),
             ("lease_ttl_s = 0.5", "lease_ttl_s"),
-            ("claim_grace_s = 61", "claim grace"),
-            ("max_waiting = 0", "queue"),
+            ("claim_grace_s = 61", "claim_grace_s must be 1 to 60"),
+            ("claim_grace_s = 0.9", "claim_grace_s must be 1 to 60"),
+            ("max_waiting = 0", "max_waiting must be above 0"),
             ("poll_interval_s = 0", "poll_interval_s"),
+            ("poll_timeout_s = 0", "poll_timeout_s"),
             ("stale_after_s = 0", "stale_after_s"),
             ("close_timeout_s = 0", "close_timeout_s"),
-            ("close_attempts = 0", "attempts of a close"),
+            ("close_attempts = 0", "close_attempts must be above 0"),
             ("close_attempts = 5000000000", "close_attempts"),
             ("close_deadline_s = 0", "close_deadline_s"),
             ("join_timeout_s = -1", "join_timeout_s"),
@@ -850,6 +1053,9 @@ mod tests {
             ("engine_network = [\"10.0.0.0/99\"]", "engine_network"),
             ("listen = [\"7070\"]", "listen"),
             ("listen = []", "listen"),
+            ("listen = [\"unix:\"]", "path after unix:"),
+            ("tls_cert = \"cert.pem\"", "needs tls_key"),
+            ("tls_key = \"key.pem\"", "needs tls_cert"),
             ("listen = [\"0.0.0.0:7070\"]", "insecure-no-auth"),
             ("listen = [\"0.0.0.0:7070\"]", "--token-file"),
             ("token_file = \"does-not-exist\"", "token_file"),
@@ -926,15 +1132,115 @@ mod tests {
         assert!(!format!("{config:?}").contains("key-1"));
     }
 
+    /// A number that would not do is taken while admission is off, and refused when it is turned on, then
+    /// or later.
     #[test]
     fn admission_numbers_are_free_while_admission_is_off() {
-        let config = load(Layer::default(), &[], "admission_headroom = 7.0").unwrap();
-        assert!(!config.policy.program_admission);
-        let on = Policy {
-            program_admission: true,
-            ..config.policy
+        for number in [
+            "admission_headroom = 7.0",
+            "admission_headroom = 0.0",
+            "admission_pressure_threshold = nan",
+            "admission_pressure_threshold = -0.1",
+            "admission_expected_decode_cap = 0",
+            "admission_max_wait_s = -1.0",
+            "admission_max_wait_s = nan",
+        ] {
+            let config = load(Layer::default(), &[], number).expect(number);
+            let turned_on = Policy {
+                program_admission: true,
+                ..config.policy
+            };
+            assert!(turned_on.validated().is_err(), "{number}");
+            let on = format!("program_admission = true\n{number}");
+            let (name, _) = number.split_once(' ').unwrap();
+            let error = load(Layer::default(), &[], &on).expect_err(number);
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_mistyped_variable_is_refused_with_the_nearest() {
+        let env = [("KVGATE_MAX_WATING", "5")];
+        let error = load(Layer::default(), &env, "").unwrap_err();
+        assert!(error.to_string().contains("KVGATE_MAX_WAITING"), "{error}");
+        let error = load(Layer::default(), &[("KVGATE_max_waiting", "5")], "").unwrap_err();
+        assert!(error.to_string().contains("KVGATE_MAX_WAITING"), "{error}");
+        // Not ours to judge: other programs, other commands, and what Kubernetes sets for a service.
+        let env = [
+            ("KVGATED_X", "1"),
+            ("KVGATE_URL", "http://127.0.0.1:7070"),
+            ("KVGATE_TOKEN_NAME", "ops"),
+            ("KVGATE_SERVICE_HOST", "10.0.0.1"),
+            ("KVGATE_SERVICE_PORT_HTTP", "7070"),
+            ("KVGATE_PORT", "tcp://10.0.0.1:7070"),
+            ("KVGATE_PORT_7070_TCP_ADDR", "10.0.0.1"),
+            ("KVGATE_METRICS_SERVICE_HOST", "10.0.0.2"),
+            ("KVGATE_METRICS_PORT_9090_TCP", "tcp://10.0.0.2:9090"),
+        ];
+        load(Layer::default(), &env, "").unwrap();
+    }
+
+    /// Keys stand in files; one that was written into an address all the same is not shown.
+    #[test]
+    fn an_address_shows_no_password() {
+        for (text, shown) in [
+            ("http://h:1", "http://h:1"),
+            ("http://me:hid/@den@h:1/x", "http://***@h:1/x"),
+            ("http://h:1@0", "http://h:1@0"),
+            ("http://me:hidden@h:1@0", "http://***@h:1@0"),
+            ("10.0.0.0/8", "10.0.0.0/8"),
+        ] {
+            assert_eq!(masked(text), shown);
+        }
+        let error = load(Layer::default(), &[], "router = \"ftp://me:hidden@h\"").unwrap_err();
+        assert!(!error.to_string().contains("hidden"), "{error}");
+    }
+
+    #[test]
+    fn every_setting_is_printed_and_described() {
+        let config = load(Layer::default(), &[], "").unwrap();
+        let printed = config.printed();
+        for name in Layer::NAMES {
+            let line = printed
+                .lines()
+                .find(|line| line.starts_with(&format!("{name} = ")));
+            assert!(
+                line.is_some_and(|line| line.ends_with("  # default")),
+                "{name}"
+            );
+        }
+        let flags = Layer::augment_args(clap::Command::new("serve")).mut_args(described);
+        for flag in flags.get_arguments() {
+            let help = flag.get_help().unwrap().to_string();
+            let env = format!("[env: KVGATE_{}]", flag.get_id().as_str().to_uppercase());
+            assert!(help.ends_with(&env), "{help}");
+        }
+        let help = |name: &str| {
+            let flag = flags.get_arguments().find(|flag| flag.get_id() == name);
+            flag.unwrap().get_help().unwrap().to_string()
         };
-        assert_eq!(on.validated(), Err(policy::PolicyError::Headroom));
+        assert!(help("admission_max_wait_s").contains("[default: 30]"));
+        assert!(help("admission_headroom").contains("[default: 0.9]"));
+        assert!(help("listen").contains("[default: 127.0.0.1:7070]"));
+        assert!(!help("router").contains("[default"));
+    }
+
+    /// Each admission flag keeps the name that it has in a launch script of the in-process feature.
+    #[test]
+    fn admission_flags_have_their_former_names() {
+        let flags = Layer::augment_args(clap::Command::new("serve"));
+        let aliased = |flag: &&clap::Arg| {
+            let name = flag.get_id().as_str();
+            let features = ["program_admission", "session_lifecycle"];
+            name.starts_with("admission_") || features.contains(&name)
+        };
+        let mut count = 0;
+        for flag in flags.get_arguments().filter(aliased) {
+            let alias = format!("agentic-{}", flag.get_long().unwrap());
+            assert_eq!(flag.get_visible_aliases(), Some(vec![alias.as_str()]));
+            count += 1;
+        }
+        assert_eq!(count, 7);
     }
 
     /// X01: tokens open a non-loopback address; what is wrong with their file is told without a part of it.
@@ -988,5 +1294,28 @@ mod tests {
             ..Layer::default()
         };
         assert_eq!(load(flags, &[], "").unwrap().listen.len(), 2);
+    }
+
+    #[test]
+    fn addresses_and_certificates() {
+        let env = [
+            ("KVGATE_LISTEN", "localhost:7070,unix:run/gate.sock"),
+            ("KVGATE_TLS_CERT", "cert.pem"),
+            ("KVGATE_TLS_KEY", "key.pem"),
+        ];
+        let config = load(Layer::default(), &env, "").unwrap();
+        assert_eq!(
+            config.listen,
+            [
+                Endpoint::Tcp(([127, 0, 0, 1], 7070).into()),
+                Endpoint::Unix("run/gate.sock".into()),
+            ]
+        );
+        let files = TlsFiles {
+            certificate: "cert.pem".into(),
+            key: "key.pem".into(),
+        };
+        assert_eq!(config.tls, Some(files));
+        assert_eq!(load(Layer::default(), &[], "").unwrap().tls, None);
     }
 }

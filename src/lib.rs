@@ -14,6 +14,7 @@ pub mod gate;
 pub mod history;
 pub mod http;
 pub mod store;
+pub mod supervisor;
 pub mod support;
 pub mod telemetry;
 pub mod web;

@@ -2,7 +2,7 @@
 //! done; data on stdout.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::Output;
+use super::out::print_raw as print;
 use crate::boot::Failure;
 use crate::clock::{self, Clock};
 use crate::store::{self, CopyError, Look, OfflineError, OpenError};
@@ -115,13 +116,6 @@ pub(super) fn run(command: StoreCommand) -> Result<ExitCode, Failure> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    io::stdout()
-        .lock()
-        .write_all(text.as_bytes())
-        .map_err(Failure::other)
 }
 
 /// A backup that cannot be opened: no permission has its own exit code.

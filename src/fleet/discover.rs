@@ -10,7 +10,7 @@ use url::Url;
 
 use super::address::BaseUrl;
 use super::fetch::{self, Ask, BODY_BYTES_MAX, FetchError};
-use super::rows::{self, BadEntries, RouterKind};
+use super::rows::{self, BadEntries, RouterKind, Spellings};
 use super::secret::Secret;
 
 /// What the router said.
@@ -20,6 +20,8 @@ pub struct Discovery {
     pub answer: RouterAnswer,
     /// Entries that were skipped.
     pub bad: BadEntries,
+    /// Engines that are written in several ways.
+    pub spellings: Spellings,
     /// Told by this answer; `None` when it does not tell.
     pub kind: Option<RouterKind>,
 }
@@ -31,6 +33,7 @@ impl Discovery {
         Self {
             answer: RouterAnswer::Failed(failure),
             bad: BadEntries::default(),
+            spellings: Spellings::new(),
             kind: None,
         }
     }
@@ -106,6 +109,7 @@ impl Router {
         Discovery {
             answer: RouterAnswer::Workers(listed.workers),
             bad: listed.bad,
+            spellings: listed.spellings,
             kind: listed.kind,
         }
     }

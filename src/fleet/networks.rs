@@ -4,6 +4,7 @@
 //! would be obeyed: link-local addresses are refused unless the operator names them. Addresses
 //! written as numbers are judged before a connection is made, names when they are resolved.
 
+use std::error::Error;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -107,21 +108,26 @@ impl Resolve for GuardedResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let networks = Arc::clone(&self.0);
         Box::pin(async move {
-            let found: Vec<SocketAddr> =
-                tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
-            if found.is_empty() {
-                return Err(io::Error::from(io::ErrorKind::NotFound).into());
-            }
-            let allowed: Vec<SocketAddr> = found
-                .into_iter()
-                .filter(|address| networks.allow(address.ip()))
-                .collect();
-            if allowed.is_empty() {
-                return Err(NotAllowed.into());
-            }
-            let addresses: Addrs = Box::new(allowed.into_iter());
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let addresses: Addrs = Box::new(judged(&networks, found)?.into_iter());
             Ok(addresses)
         })
+    }
+}
+
+/// Of the addresses of a name those that may be contacted.
+fn judged(
+    networks: &Networks,
+    found: Vec<SocketAddr>,
+) -> Result<Vec<SocketAddr>, Box<dyn Error + Send + Sync>> {
+    if found.is_empty() {
+        return Err(io::Error::from(io::ErrorKind::NotFound).into());
+    }
+    let mut allowed = found;
+    allowed.retain(|address| networks.allow(address.ip()));
+    match allowed.is_empty() {
+        true => Err(NotAllowed.into()),
+        false => Ok(allowed),
     }
 }
 
@@ -189,5 +195,36 @@ mod tests {
         ] {
             assert_eq!(bad.parse::<Network>(), Err(NetworkError), "{bad}");
         }
+    }
+
+    /// CAP1, X04: a name is where it leads: to link-local addresses alone it is refused, as an
+    /// address is; of several only the allowed ones are tried.
+    #[test]
+    fn cap1_names_are_judged_by_their_addresses() {
+        let lead = |networks: &Networks, found: &[&str]| {
+            let found = found.iter().map(|text| (ip(text), 0).into()).collect();
+            judged(networks, found)
+                .map(|allowed| {
+                    allowed
+                        .iter()
+                        .map(|address| address.ip().to_string())
+                        .collect()
+                })
+                .map_err(|error| error.is::<NotAllowed>())
+        };
+        let any = Networks::default();
+        for forbidden in [
+            &["169.254.169.254"][..],
+            &["fe80::1", "169.254.0.1"],
+            &["::ffff:169.254.169.254"],
+        ] {
+            let refused: Result<Vec<String>, bool> = lead(&any, forbidden);
+            assert_eq!(refused, Err(true), "{forbidden:?}");
+        }
+        let mixed = lead(&any, &["169.254.169.254", "10.0.0.1", "fe80::1"]);
+        assert_eq!(mixed, Ok(vec!["10.0.0.1".to_owned()]));
+        assert_eq!(lead(&any, &[]), Err(false), "no such name");
+        let only = Networks::only(vec!["10.0.0.0/8".parse().unwrap()]);
+        assert_eq!(lead(&only, &["127.0.0.1", "8.8.8.8"]), Err(true));
     }
 }

@@ -20,7 +20,7 @@ use url::Url;
 use super::discover::{self, Discovery, Router};
 use super::fetch;
 use super::networks::Networks;
-use super::rows::{BadEntries, RouterKind};
+use super::rows::{BadEntries, RouterKind, Spellings};
 use super::scrape::{EngineDetails, Memory, Outcome, Scraper};
 use super::secret::Secret;
 
@@ -80,6 +80,8 @@ pub struct RoundDetails {
     pub router_kind: Option<RouterKind>,
     /// Entries of the router's list that were skipped.
     pub bad_entries: BadEntries,
+    /// Engines that the router writes in several ways.
+    pub spellings: Spellings,
     /// One entry for each engine that was asked.
     pub engines: BTreeMap<EngineId, EngineDetails>,
 }
@@ -221,9 +223,9 @@ impl Poller {
         mut read: Vec<(EngineId, Memory, Outcome)>,
     ) -> (Round, RoundDetails) {
         read.sort_by(|(one, ..), (other, ..)| one.cmp(other));
-        let (router, bad_entries) = match discovery {
-            Some(discovery) => (Some(discovery.answer), discovery.bad),
-            None => (None, BadEntries::default()),
+        let (router, bad_entries, spellings) = match discovery {
+            Some(discovery) => (Some(discovery.answer), discovery.bad, discovery.spellings),
+            None => (None, BadEntries::default(), Spellings::new()),
         };
         let mut round = Round {
             began_at,
@@ -234,6 +236,7 @@ impl Poller {
         let mut details = RoundDetails {
             router_kind: self.router.as_ref().map(RouterSide::kind),
             bad_entries,
+            spellings,
             engines: BTreeMap::new(),
         };
         for (engine, memory, outcome) in read {

@@ -4,7 +4,7 @@
 //! The rows of one base URL are joined, so that an engine is one engine whatever the number of its
 //! ranks; the order of rows changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvgate_core::ids::EngineId;
@@ -19,6 +19,8 @@ pub const ROWS_MAX: usize = 16_384;
 pub const BAD_ENTRIES_MAX: usize = 16;
 /// Letters of a bad entry that are kept.
 pub const BAD_ENTRY_LETTERS_MAX: usize = 200;
+/// Engines of one answer whose different spellings are kept, and spellings of one of them.
+pub const SPELLINGS_MAX: usize = 16;
 /// Longest worker id that is kept, in bytes; a longer one counts as absent.
 const WORKER_ID_BYTES_MAX: usize = 256;
 
@@ -109,9 +111,15 @@ pub struct Listed {
     pub workers: Vec<Worker>,
     /// Entries that were skipped.
     pub bad: BadEntries,
+    /// Engines that are written in several ways.
+    pub spellings: Spellings,
     /// Told by the shape of the rows; `None` when they do not tell.
     pub kind: Option<RouterKind>,
 }
+
+/// The addresses of engines that are written in several ways, without ranks, at most
+/// [`BAD_ENTRY_LETTERS_MAX`] letters of each; not escaped.
+pub type Spellings = BTreeMap<EngineId, BTreeSet<String>>;
 
 impl Listed {
     /// Skips the router itself.
@@ -146,9 +154,18 @@ pub fn read(body: &[u8]) -> Result<Listed, NotAList> {
     };
     let mut bad = BadEntries::default();
     let mut engines: BTreeMap<EngineId, Worker> = BTreeMap::new();
+    let mut written: BTreeMap<EngineId, &str> = BTreeMap::new();
+    let mut spellings = Spellings::new();
     for row in rows.iter().take(ROWS_MAX) {
         match worker(row) {
-            Ok(found) => join(&mut engines, found),
+            Ok((raw, found)) => {
+                let raw = without_rank(raw);
+                let first = *written.entry(found.engine.clone()).or_insert(raw);
+                if first != raw {
+                    add_spelling(&mut spellings, &found.engine, [first, raw]);
+                }
+                join(&mut engines, found);
+            }
             Err((raw, reason)) => bad.add(raw, reason),
         }
     }
@@ -157,14 +174,35 @@ pub fn read(body: &[u8]) -> Result<Listed, NotAList> {
     Ok(Listed {
         workers: engines.into_values().collect(),
         bad,
+        spellings,
         kind: rows.iter().find_map(kind),
     })
 }
 
-fn worker(row: &Value) -> Result<Worker, (&str, BadEntryReason)> {
+fn without_rank(raw: &str) -> &str {
+    match raw.rsplit_once('@') {
+        Some((base, rank)) if rank.bytes().all(|byte| byte.is_ascii_digit()) => base,
+        Some(_) | None => raw,
+    }
+}
+
+fn add_spelling(spellings: &mut Spellings, engine: &EngineId, written: [&str; 2]) {
+    if spellings.len() >= SPELLINGS_MAX && !spellings.contains_key(engine) {
+        return;
+    }
+    let known = spellings.entry(engine.clone()).or_default();
+    for raw in written {
+        if known.len() < SPELLINGS_MAX {
+            known.insert(raw.chars().take(BAD_ENTRY_LETTERS_MAX).collect());
+        }
+    }
+}
+
+/// The address as it is written, and what the row says.
+fn worker(row: &Value) -> Result<(&str, Worker), (&str, BadEntryReason)> {
     let raw = address(row).ok_or(("", BadEntryReason::NoAddress))?;
     let base = BaseUrl::parse(raw).map_err(|error| (raw, error.into()))?;
-    Ok(Worker {
+    let worker = Worker {
         engine: base.engine(),
         role: role(row.get("worker_type")),
         // absent means healthy
@@ -177,7 +215,8 @@ fn worker(row: &Value) -> Result<Worker, (&str, BadEntryReason)> {
             .find_map(|field| worker_id(row.get(field)?))
             .into_iter()
             .collect(),
-    })
+    };
+    Ok((raw, worker))
 }
 
 /// The text itself, or the base address before the address of the row, which may carry a rank.
@@ -304,6 +343,28 @@ mod tests {
             BadEntryReason::Address(AddressError::Scheme)
         );
         assert_eq!(listed.bad.shown[2].reason, BadEntryReason::NoAddress);
+    }
+
+    /// CAP1: one engine that is written in several ways is one engine, and is told; ranks are no spelling.
+    #[test]
+    fn cap1_spellings() {
+        let listed = read(
+            br#"["http://a:1/","HTTP://A:1","http://a:1/","http://b:1@0","http://b:1@1",{"url":"http://x:9@0","dp_base_url":"http://b:1"}]"#,
+        )
+        .unwrap();
+        assert_eq!(listed.workers.len(), 2);
+        let told: Vec<(&str, Vec<&str>)> = listed
+            .spellings
+            .iter()
+            .map(|(engine, texts)| (engine.as_str(), texts.iter().map(String::as_str).collect()))
+            .collect();
+        assert_eq!(told, [("http://a:1", vec!["HTTP://A:1", "http://a:1/"])]);
+        let many: Vec<String> = (0..100)
+            .map(|number| format!("\"http://a:1/{number}\""))
+            .collect();
+        let listed = read(format!("[{}]", many.join(",")).as_bytes()).unwrap();
+        let told = listed.spellings.values().next().unwrap();
+        assert_eq!(told.len(), SPELLINGS_MAX);
     }
 
     /// CAP1: bad entries are bounded in number and length.

@@ -16,7 +16,7 @@ use super::exposition::Present;
 use crate::access::{Access, AllowedHost};
 use crate::clock::Clock;
 use crate::config::{self, Origins};
-use crate::gate::Gate;
+use crate::gate::{Gate, Phase};
 use crate::history::History;
 use crate::telemetry::{HttpMetrics, Readings};
 
@@ -26,7 +26,7 @@ const BACKUPS_AT_ONCE: usize = 1;
 /// Settings of the HTTP room.
 #[derive(Clone, Debug)]
 pub struct HttpConfig {
-    /// Where the service listens.
+    /// The ports that the service listens on.
     pub bound: Vec<SocketAddr>,
     /// Host names besides loopback and the bound address.
     pub allowed_hosts: Vec<AllowedHost>,
@@ -196,6 +196,19 @@ impl App {
     /// Room for one more backup; `None` while another one is under way.
     pub(super) fn backup_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.inner.backups).try_acquire_owned().ok()
+    }
+
+    /// Whether the writer makes no progress, so that the process does not do its work (DUR3).
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
+        let gate = self.gate();
+        match gate.phase() {
+            // A store is opened in whatever time it takes, and again until it answers.
+            Phase::Starting | Phase::Unavailable => false,
+            Phase::Ready | Phase::Draining => gate.line().is_some_and(|line| {
+                line.now().since(gate.stats().last_turn()) > self.config().stuck_after
+            }),
+        }
     }
 
     /// How long the process runs.

@@ -65,6 +65,9 @@ pub(super) async fn batch(
         .iter()
         .filter_map(|planned| planned.as_ref().ok().map(Planned::command))
         .collect();
+    // Nobody needs the text while the commands wait for their turn.
+    drop(envelope);
+    drop(bytes);
     let replies = if commands.is_empty() {
         Vec::new()
     } else {

@@ -16,12 +16,13 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::listener::Stream;
 use crate::gate::Receipt;
 
 /// Receipts on their way from a handler to the connection, as an extension of the answer.
@@ -45,6 +46,8 @@ pub(super) enum Stage {
     Silent,
     /// A request head has begun.
     Head,
+    /// The body of a request is on its way.
+    Body,
     /// A request is being served.
     Busy,
     /// An answer is being written.
@@ -66,6 +69,8 @@ struct State {
     due: Vec<Receipt>,
     body_ended: bool,
     answered: bool,
+    /// The answer that is being written: since when, and its bytes.
+    answer: Option<(Instant, u64)>,
     /// What it did, and since when, when it was chosen to end.
     chosen: Option<(Stage, Instant)>,
 }
@@ -79,6 +84,7 @@ impl Tracker {
                 due: Vec::new(),
                 body_ended: false,
                 answered: false,
+                answer: None,
                 chosen: None,
             }),
             shed: Notify::new(),
@@ -111,9 +117,37 @@ impl Tracker {
         }
     }
 
-    /// A request was read and is being served.
-    pub(super) fn begin(&self) {
-        self.with(|state| state.go(Stage::Busy));
+    /// TLS is agreed on: the head of the first request has its time from here on.
+    pub(super) fn opened(&self) {
+        self.with(|state| state.go(Stage::Silent));
+    }
+
+    /// A head was read. The request is served from here on, while its body may still be on its way.
+    pub(super) fn begin(self: &Arc<Self>, body: Incoming) -> Arriving {
+        let has_arrived = body.is_end_stream();
+        let stage = match has_arrived {
+            true => Stage::Busy,
+            false => Stage::Body,
+        };
+        self.with(|state| state.go(stage));
+        Arriving {
+            body,
+            tracker: (!has_arrived).then(|| Arc::clone(self)),
+        }
+    }
+
+    /// The body of the request was read whole, or nobody wants it.
+    fn body_arrived(&self) {
+        self.with(|state| {
+            if state.stage == Stage::Body {
+                state.go(Stage::Busy);
+            }
+        });
+    }
+
+    /// The answer that is being written: since when, and its bytes.
+    pub(super) fn answer(&self) -> Option<(Instant, u64)> {
+        self.with(|state| state.answer)
     }
 
     fn bytes_read(&self) {
@@ -148,7 +182,11 @@ impl Tracker {
             }
             state.body_ended = false;
             state.answered = true;
-            state.go(Stage::Silent);
+            // A request that was sent ahead may be served already.
+            if state.stage == Stage::Writing {
+                state.answer = None;
+                state.go(Stage::Silent);
+            }
             std::mem::take(&mut state.due)
         });
         for receipt in due {
@@ -158,7 +196,11 @@ impl Tracker {
 
     /// The answer with a body that reports its end.
     pub(super) fn track(self: &Arc<Self>, mut response: Response) -> Response<Tracked> {
-        self.with(|state| state.go(Stage::Writing));
+        let bytes = response.body().size_hint().lower();
+        self.with(|state| {
+            state.go(Stage::Writing);
+            state.answer = Some((state.since, bytes));
+        });
         let receipts = response
             .extensions_mut()
             .remove::<Receipts>()
@@ -181,6 +223,52 @@ impl State {
     fn go(&mut self, stage: Stage) {
         self.stage = stage;
         self.since = Instant::now();
+    }
+}
+
+/// The body of a request, which tells when it has arrived.
+#[derive(Debug)]
+pub(super) struct Arriving {
+    body: Incoming,
+    /// `None` once it was told.
+    tracker: Option<Arc<Tracker>>,
+}
+
+impl Arriving {
+    fn arrived(&mut self) {
+        if let Some(tracker) = self.tracker.take() {
+            tracker.body_arrived();
+        }
+    }
+}
+
+impl http_body::Body for Arriving {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.arrived();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.arrived();
     }
 }
 
@@ -243,7 +331,7 @@ pub(super) type Refusal = Box<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
 
 /// The socket of one connection.
 pub(super) struct Socket {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     tracker: Arc<Tracker>,
     refusal: Refusal,
     /// Written in place of hyper's own words about a request that it could not read.
@@ -251,7 +339,7 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    pub(super) fn new(stream: TcpStream, tracker: Arc<Tracker>, refusal: Refusal) -> Self {
+    pub(super) fn new(stream: Box<dyn Stream>, tracker: Arc<Tracker>, refusal: Refusal) -> Self {
         Self {
             stream,
             tracker,
@@ -366,7 +454,7 @@ impl Patience {
             Stage::Silent | Stage::Head => self.head,
             Stage::Writing => self.stalled,
             // The gate bounds how long a call stays open, and a body has its own time-out.
-            Stage::Busy => return None,
+            Stage::Body | Stage::Busy => return None,
         };
         Some(since + patience)
     }

@@ -1,6 +1,7 @@
 //! Readers of requests whose refusals are problems: bodies, ids in paths, parameters.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -14,12 +15,14 @@ use kvgate_core::ids::{CloseId, IdError, LeaseId, SessionId, TicketId};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_path_to_error::Segment;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use utoipa::IntoParams;
 use utoipa::openapi::Required;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 
-use super::problem::Fault;
+use super::problem::{self, Fault};
+use super::shares::Shares;
 
 /// Largest body of a call.
 pub(super) const BODY_MAX: usize = 1 << 20;
@@ -32,6 +35,9 @@ const FORM_MAX: usize = 64 << 10;
 /// Bytes above the bound that are read and thrown away, so that the sender sees the answer instead
 /// of a cut connection.
 const OVERRUN_MAX: usize = 16 << 20;
+/// Bytes of a body that take no room: most calls are smaller, so senders of large bodies cannot keep
+/// them out.
+const UNCOUNTED: usize = 8 << 10;
 /// Longest time for a body.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
 
@@ -217,16 +223,19 @@ async fn read_body(request: Request, bound: usize) -> Result<Bytes, Fault> {
     if announced.is_some_and(|length| length > bound.saturating_add(OVERRUN_MAX)) {
         return Err(too_large(bound));
     }
+    let room = request.extensions().get::<Shares>().map(Shares::bodies);
+    let mut room = Room { room, taken: None };
     let mut body = request.into_body();
-    match tokio::time::timeout(BODY_WITHIN, collect(&mut body, bound)).await {
+    match tokio::time::timeout(BODY_WITHIN, collect(&mut body, bound, &mut room)).await {
         Ok(read) => read,
         Err(_) => Err(Fault::bad_request("The body did not arrive in time.")
             .with_status(StatusCode::REQUEST_TIMEOUT)),
     }
 }
 
-async fn collect(body: &mut Body, bound: usize) -> Result<Bytes, Fault> {
+async fn collect(body: &mut Body, bound: usize, room: &mut Room) -> Result<Bytes, Fault> {
     let mut kept = Vec::new();
+    let mut refused = None;
     let mut read = 0_usize;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| {
@@ -239,16 +248,49 @@ async fn collect(body: &mut Body, bound: usize) -> Result<Bytes, Fault> {
             continue;
         };
         read = read.saturating_add(data.len());
-        if read <= bound {
-            kept.extend_from_slice(&data);
+        if read <= bound && refused.is_none() {
+            match room.grow_to(read) {
+                Ok(()) => kept.extend_from_slice(&data),
+                Err(fault) => {
+                    refused = Some(fault);
+                    kept = Vec::new();
+                    room.taken = None;
+                }
+            }
         } else if read > bound.saturating_add(OVERRUN_MAX) {
             break;
         }
     }
-    if read > bound {
-        Err(too_large(bound))
-    } else {
-        Ok(kept.into())
+    match refused {
+        _ if read > bound => Err(too_large(bound)),
+        Some(fault) => Err(fault),
+        None => Ok(kept.into()),
+    }
+}
+
+/// What one body takes of the room for all of them, until it was read.
+struct Room {
+    /// `None`: a call from within the process.
+    room: Option<Arc<Semaphore>>,
+    taken: Option<OwnedSemaphorePermit>,
+}
+
+impl Room {
+    fn grow_to(&mut self, bytes: usize) -> Result<(), Fault> {
+        let taken = self.taken.as_ref().map_or(0, |taken| taken.num_permits());
+        let more = bytes.saturating_sub(UNCOUNTED).saturating_sub(taken);
+        let Some(room) = self.room.as_ref().filter(|_| more > 0) else {
+            return Ok(());
+        };
+        let more = u32::try_from(more).map_err(|_| problem::too_many_bodies())?;
+        let more = Arc::clone(room)
+            .try_acquire_many_owned(more)
+            .map_err(|_| problem::too_many_bodies())?;
+        match &mut self.taken {
+            Some(taken) => taken.merge(more),
+            None => self.taken = Some(more),
+        }
+        Ok(())
     }
 }
 

@@ -170,6 +170,16 @@ pub(super) fn refusal(app: &App, head: &[u8]) -> Vec<u8> {
         StatusCode::URI_TOO_LONG => "The address is too long.",
         _ => "This is not a request of HTTP/1.1.",
     };
+    refused(app, status, detail)
+}
+
+/// The whole answer to a client that asks in the clear where TLS is spoken.
+pub(super) fn plain_on_tls(app: &App) -> Vec<u8> {
+    let detail = "This port speaks TLS: use an address that begins with https://.";
+    refused(app, StatusCode::BAD_REQUEST, detail)
+}
+
+fn refused(app: &App, status: StatusCode, detail: &'static str) -> Vec<u8> {
     app.metrics().answered(UNMATCHED, "", status.as_u16(), None);
     let id = app.next_request_id();
     let fault = Fault::bad_request(detail).with_status(status);

@@ -7,10 +7,12 @@ use axum::response::{IntoResponse, Response};
 use kvgate_api::{Health, Problem, ProblemCode, Version};
 use kvgate_core::units::Span;
 
+use super::advice::{Advice, advice};
 use super::answer::json;
 use super::app::App;
-use super::problem::{self, Fault, advice, title};
+use super::problem::{self, Fault, title};
 use crate::gate::Phase;
+use crate::web::problems;
 
 /// Without progress of the writer for longer than this the process is not healthy (DUR3).
 pub const STUCK_AFTER: Span = Span::from_secs(30);
@@ -23,22 +25,16 @@ pub const STUCK_AFTER: Span = Span::from_secs(30);
     responses((status = 200, description = "Alive", body = Health))
 )]
 pub(super) async fn healthz(State(app): State<App>) -> Result<Response, Fault> {
-    let gate = app.gate();
-    let status = match gate.phase() {
+    if app.is_stuck() {
+        return Err(Fault::new(
+            ProblemCode::StoreUnavailable,
+            "The writer makes no progress: the disk does not answer.",
+        ));
+    }
+    let status = match app.gate().phase() {
         Phase::Starting => "starting",
         Phase::Unavailable => "recovering",
-        Phase::Ready | Phase::Draining => {
-            let stuck = gate.line().is_some_and(|line| {
-                line.now().since(gate.stats().last_turn()) > app.config().stuck_after
-            });
-            if stuck {
-                return Err(Fault::new(
-                    ProblemCode::StoreUnavailable,
-                    "The writer makes no progress: the disk does not answer.",
-                ));
-            }
-            "ok"
-        }
+        Phase::Ready | Phase::Draining => "ok",
     };
     Ok(json(StatusCode::OK, &health(status)))
 }
@@ -96,16 +92,25 @@ pub(super) async fn problem_page(Path(code): Path<String>) -> Result<Response, F
         .copied()
         .find(|known| known.as_str() == code)
         .ok_or_else(problem::not_found)?;
-    let (name, title, advice) = (code.as_str(), title(code), advice(code));
-    // The texts are our own and contain nothing that would need to be escaped but quotes.
-    let page = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{title} · kvgate</title>\
-         <link rel=\"icon\" href=\"../static/icon.svg\" type=\"image/svg+xml\">\
-         <link rel=\"stylesheet\" href=\"../static/app.css\"></head>\n\
-         <body class=\"plain\">\n<main>\n<section class=\"panel sheet\">\n<h1>{title}</h1>\n<p><code>{name}</code></p>\n\
-         <p>{advice}</p>\n<p class=\"faint\"><a href=\"../\">Overview</a></p>\n</section>\n</main>\n</body>\n</html>\n"
-    );
+    let Advice {
+        happened,
+        client,
+        operator,
+    } = advice(code);
+    let status = Fault::new(code, "").status().as_u16();
+    let page = problems::page(
+        title(code),
+        code.as_str(),
+        status,
+        happened,
+        client,
+        operator,
+    )
+    .map_err(|error| {
+        tracing::error!(%error, "a page was not rendered");
+        Fault::bad_request("The page could not be written.")
+            .with_status(StatusCode::INTERNAL_SERVER_ERROR)
+    })?;
     let kind = [(
         CONTENT_TYPE,
         HeaderValue::from_static("text/html; charset=utf-8"),

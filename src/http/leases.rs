@@ -20,6 +20,7 @@ use super::convert::{self, CallFacts};
 use super::extract::{JsonBody, LeasePath, NoFields, NoQuery, OptionalJson};
 use super::problem::Fault;
 use super::read;
+use super::shares::MayWait;
 use crate::access::Caller;
 use crate::gate::GateError;
 
@@ -37,11 +38,13 @@ use crate::gate::GateError;
 )]
 pub(super) async fn acquire(
     State(app): State<App>,
+    may_wait: MayWait,
     _: NoQuery,
     JsonBody(request): JsonBody<AcquireRequest>,
 ) -> Result<Response, Fault> {
     let asked = convert::asked(&request, app.config())?;
     let wait = convert::spread(asked.wait, asked.acquire.ticket.as_str());
+    let (wait, _place) = may_wait.for_at_most(wait);
     let may_wait = !wait.is_zero();
     let began = Instant::now();
     let taken = app.gate().acquire(asked.acquire.clone(), wait).await;

@@ -4,6 +4,7 @@
 //! gate is ready everything but the calls of operation is answered `recovering` (DUR3). The stop
 //! order is: `Gate::begin_drain`, cancel the token of [`serve`] and wait for it, `Gate::close`.
 
+mod advice;
 mod answer;
 mod app;
 mod audit;
@@ -17,6 +18,7 @@ mod front;
 mod health;
 mod history;
 mod leases;
+mod listener;
 mod lists;
 mod metrics;
 mod openapi;
@@ -27,20 +29,25 @@ mod rights;
 mod server;
 mod sessions;
 mod settings;
+mod shares;
 mod status;
 mod tickets;
+mod tls;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub use advice::{Advice, advice};
 pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
 pub use extract::{Fields, Form, Query};
 pub use health::STUCK_AFTER;
+pub use listener::{Endpoint, Listener};
 pub use openapi::openapi;
-pub use problem::{BEARER, Fault};
-pub use server::{Limits, Listener, serve};
+pub use problem::{BEARER, Fault, title};
+pub use server::{Limits, serve};
+pub use tls::{Tls, TlsError, TlsFiles};
 
 /// The API, and `pages` of other rooms beside it, behind the same front.
 pub fn router(app: App, pages: Router) -> Router {

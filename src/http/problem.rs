@@ -232,6 +232,14 @@ pub(super) fn too_many_closes() -> Fault {
     )
 }
 
+/// Bodies that are on their way fill what is kept for them.
+pub(super) fn too_many_bodies() -> Fault {
+    Fault::new(
+        ProblemCode::Overloaded,
+        "Too many large bodies are on their way. Nothing was changed: go on without a lease, or send it again later.",
+    )
+}
+
 /// CLO8: a close that comes late would hit a newer use of the session.
 pub(super) fn close_superseded() -> Fault {
     Fault::new(
@@ -331,81 +339,5 @@ pub const fn title(code: ProblemCode) -> &'static str {
         ProblemCode::Draining => "Stopping",
         ProblemCode::Overloaded => "Too many calls",
         ProblemCode::StoreUnavailable => "The store is not available",
-    }
-}
-
-/// What a caller or an operator does about it.
-#[must_use]
-pub const fn advice(code: ProblemCode) -> &'static str {
-    match code {
-        ProblemCode::InvalidJson => {
-            "Send one JSON value in UTF-8 with nothing after it, and send it whole."
-        }
-        ProblemCode::InvalidId => {
-            "Ids have 1 to 512 bytes of UTF-8, contain no control characters, and are not \".\" or \"..\". In a path, \
-             percent-encode every byte that is not a letter, a digit or one of - . _ ~ exactly once."
-        }
-        ProblemCode::InvalidRequest => {
-            "Read \"errors\" in the answer: each entry names a place in the request and what is wrong there. Unknown \
-             fields and parameters are refused, so that a typo is never silently ignored."
-        }
-        ProblemCode::Unauthorized => {
-            "Send \"Authorization: Bearer\" with a token that stands in the service's token file. Browsers log in at /login."
-        }
-        ProblemCode::Forbidden => {
-            "Use a token with the right for this call. From a browser, write only from the service's own pages."
-        }
-        ProblemCode::NotFound => {
-            "Look at /openapi.json for what this version serves. Ids in a path must be percent-encoded."
-        }
-        ProblemCode::LeaseNotFound => {
-            "Check the id: it is the lease_id of an admit. A lease is never found by its ticket."
-        }
-        ProblemCode::TicketNotFound => {
-            "The ticket was never sent, or it ended more than ten minutes ago."
-        }
-        ProblemCode::SessionNotFound => "The session was never used, or it is forgotten.",
-        ProblemCode::CloseNotFound => {
-            "Check the id: it is the close_id of a close. Finished closes are remembered for an hour."
-        }
-        ProblemCode::MethodNotAllowed => "Use one of the methods that the header \"Allow\" lists.",
-        ProblemCode::TicketConflict => {
-            "A ticket names one attempt. A repeat must send the same session and the same numbers; a new attempt needs \
-             a new ticket."
-        }
-        ProblemCode::CloseSuperseded => {
-            "Nothing is sent: it would hit the newer use of the session. Close the session again when that use has ended."
-        }
-        ProblemCode::LeaseExpired => {
-            "The reservation is given to others already. Long work renews its lease at a third of its life, or asks for \
-             a longer one."
-        }
-        ProblemCode::LeaseReleased => {
-            "Nothing to do: the lease was given back. Work that goes on needs a new ticket."
-        }
-        ProblemCode::BodyTooLarge => {
-            "Send at most 1 MiB, or 4 MiB to /v1/batch. Split larger batches."
-        }
-        ProblemCode::UnsupportedMediaType => {
-            "Send \"Content-Type: application/json\" and no Content-Encoding."
-        }
-        ProblemCode::HostNotAllowed => {
-            "Reach the service by the address it listens on, by a loopback name, or by a name that its configuration \
-             lists. This keeps foreign web pages from reaching it through a name of their own."
-        }
-        ProblemCode::Recovering => {
-            "Ask again in a second, with the same ticket. New work may go on without a lease."
-        }
-        ProblemCode::Draining => {
-            "A new request goes on without a lease. One that has a place in line asks again with the same ticket; the \
-             place is kept over the restart."
-        }
-        ProblemCode::Overloaded => {
-            "Go on without a lease, and ask less often. Retry releases, cancels and closes later."
-        }
-        ProblemCode::StoreUnavailable => {
-            "Go on without a lease. Retry releases, cancels and closes later. The operator makes room on the disk or mends it; \
-             the service comes back by itself."
-        }
     }
 }

@@ -17,6 +17,7 @@ use super::convert;
 use super::extract::{ClosePath, NoFields, NoQuery, OptionalJson, Query, SessionPath};
 use super::problem::{self, Fault};
 use super::read;
+use super::shares::MayWait;
 
 /// End a session: release its KV on every engine, once its last lease has ended.
 #[utoipa::path(
@@ -40,6 +41,7 @@ use super::read;
 pub(super) async fn close(
     State(app): State<App>,
     SessionPath(session): SessionPath,
+    may_wait: MayWait,
     mut query: Query,
     OptionalJson(request): OptionalJson<CloseRequest>,
 ) -> Result<Response, Fault> {
@@ -52,6 +54,7 @@ pub(super) async fn close(
         CloseReply::Disabled => return Ok(json(StatusCode::OK, &convert::CLOSE_DISABLED)),
         CloseReply::Full => return Err(problem::too_many_closes()),
     };
+    let (wait, _place) = may_wait.for_at_most(wait);
     let waits = !taken.is_done() && !wait.is_zero();
     let close = if !waits {
         taken

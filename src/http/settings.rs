@@ -143,6 +143,7 @@ pub fn refused(error: PolicyError) -> Fault {
         PolicyError::Headroom => "/headroom",
         PolicyError::PressureThreshold => "/pressure_threshold",
         PolicyError::DecodeCap => "/expected_decode_cap",
+        PolicyError::MaxWait => "/max_wait_s",
         // None of these can be changed while the gate runs.
         PolicyError::ClaimGrace
         | PolicyError::MaxWaiting

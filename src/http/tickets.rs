@@ -13,6 +13,7 @@ use super::convert;
 use super::extract::{JsonBody, NoQuery, TicketPath};
 use super::problem::Fault;
 use super::read;
+use super::shares::MayWait;
 
 /// Tickets that one call may wait for.
 const TICKETS_MAX: usize = 1_000;
@@ -71,6 +72,7 @@ pub(super) async fn read(
 )]
 pub(super) async fn wait(
     State(app): State<App>,
+    may_wait: MayWait,
     _: NoQuery,
     JsonBody(request): JsonBody<WaitRequest>,
 ) -> Result<Response, Fault> {
@@ -90,6 +92,7 @@ pub(super) async fn wait(
         .enumerate()
         .map(|(index, text)| convert::ticket(&format!("/ticket_ids/{index}"), text))
         .collect::<Result<Vec<_>, _>>()?;
+    let (wait, _place) = may_wait.for_at_most(wait);
     let watched = match app.gate().watch(tickets, wait).await {
         Ok(watched) => watched,
         Err(error) => return Ok(held_open(Fault::from(error).into_response(), true)),

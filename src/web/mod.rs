@@ -16,6 +16,7 @@ mod login;
 mod overview;
 mod page;
 mod plot;
+pub(crate) mod problems;
 mod queue;
 mod rows;
 mod search;

@@ -1053,23 +1053,6 @@ async fn the_document_and_the_routes_agree() {
     }
 }
 
-/// Every code has a page that says what to do.
-#[tokio::test]
-async fn every_problem_has_a_page() {
-    let app = TestApp::start().await;
-    for code in kvgate_api::ProblemCode::ALL {
-        let page = app.get(&format!("/problems/{}", code.as_str())).await;
-        assert_eq!(page.status, 200);
-        assert_eq!(
-            page.header("content-type"),
-            Some("text/html; charset=utf-8")
-        );
-    }
-    app.get("/problems/nothing")
-        .await
-        .is_problem(404, "not_found");
-}
-
 /// While the store is away acquires bypass, everything else that writes is 503, and the service comes back by itself.
 #[tokio::test]
 async fn without_a_store_acquires_bypass() {

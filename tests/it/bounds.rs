@@ -4,11 +4,13 @@
 //! |---|---|
 //! | queue (`--max-waiting`) | [`the_queue_has_a_bound`], the flag [`the_bound_of_the_queue_is_a_flag`], `scenarios::decision::dec1_queue_full` |
 //! | 20,000 open waiting calls | [`open_waiting_calls_have_a_bound`] |
+//! | 15,000 open waiting calls of one peer | the bound itself `transport::waiting_calls_of_a_peer_have_a_bound`, `http::shares::tests` |
+//! | bodies and answers on their way, 128 and 256 MiB | `transport::large_bodies_on_their_way_have_a_bound`, `transport::answers_on_their_way_have_a_bound`, the real binary `process::floods` |
 //! | finished tickets: 10 min, 262,144 | `scenarios::durable::dur2_finished_tickets_*` |
 //! | 10,000 epochs and starts | in the core `scenarios::fleet::cap8_epochs_are_bounded`, `scenarios::durable::id2_starts_are_bounded`; on disk [`epochs_and_starts_on_disk_have_a_bound`] |
 //! | decisions of a turn | `scenarios::decision::dec3_decisions_in_a_turn_are_bounded` |
 //! | inbox | `api_contract::a_full_inbox_is_overloaded`, by batches [`batches_fill_the_inbox_by_their_commands`] |
-//! | connections | `api_security::the_oldest_silent_connection_is_shed`, `api_security::busy_connections_are_not_shed` |
+//! | connections | `api_security::the_oldest_silent_connection_is_shed`, `api_security::busy_connections_are_not_shed`, half a request and slow readers `transport::stalled_bodies_are_shed`, `http::server::tests`, by file descriptors `process::floods::few_file_descriptors_are_told_and_shared` |
 //! | bodies of 1 MiB, batches of 4 MiB | `api_bad_input::bodies_must_be_plain_json_of_a_bounded_size`, [`calls_may_be_as_large_as_their_bounds`] |
 //! | 1,000 operations, tickets of a wait, rows of a list | over it `api_bad_input::parameters_and_bounds_are_checked`, up to it [`the_queue_has_a_bound`] |
 //! | ids of 512 bytes | over it `api_bad_input::id1_bad_ids_are_named`, up to it [`calls_may_be_as_large_as_their_bounds`] |

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use kvgate::http::{EngineDetails, FleetDetails};
@@ -294,4 +295,52 @@ async fn the_page_lists_every_metric() {
         "the table of docs/OPERATIONS.md should be:\n{}\n",
         expected.join("\n")
     );
+}
+
+/// Words in quotes on a line, as they stand in code: `"low_space"`.
+fn quoted_words(line: &str) -> impl Iterator<Item = &str> {
+    line.split('"').skip(1).step_by(2).filter(|word| {
+        word.contains('_') && word.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+    })
+}
+
+/// Codes of notices in the sources: what stands in a field `code`, or beside a severity.
+fn notice_codes(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            notice_codes(&path, found);
+        } else if path.extension().is_some_and(|kind| kind == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = text.split("\n#[cfg(test)]\nmod ").next().unwrap();
+            for line in code.lines() {
+                if line.contains("code: ") || line.contains("Severity::") {
+                    found.extend(quoted_words(line).map(str::to_owned));
+                }
+            }
+        }
+    }
+}
+
+/// Every notice has its row, which says what to do.
+#[test]
+fn every_notice_has_its_row() {
+    let mut codes = BTreeSet::new();
+    notice_codes(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &mut codes,
+    );
+    assert!(codes.len() > 13, "{codes:?}");
+    let page = file("docs/OPERATIONS.md");
+    let table = page.split("\n## Notices\n").nth(1).unwrap();
+    let rows: BTreeSet<&str> = table
+        .lines()
+        .take_while(|line| !line.starts_with("## "))
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .collect();
+    let missing: Vec<_> = codes
+        .iter()
+        .filter(|code| !rows.contains(code.as_str()))
+        .collect();
+    assert!(missing.is_empty(), "docs/OPERATIONS.md lacks {missing:?}");
 }

@@ -378,6 +378,22 @@ async fn cap2_bodies_are_bounded() {
         read_once(&engine).await.reading.unwrap().source,
         Source::Metrics
     );
+    for info in [Reply::Endless, Reply::Gzip(GZIP_33_MIB)] {
+        let engine = Fake::start(&[("/metrics", ok(GAUGES)), ("/server_info", info)]).await;
+        let outcome = read_once(&engine).await;
+        assert!(outcome.reading.is_ok() && outcome.details.server.is_none());
+    }
+    for (path, list) in [
+        ("/workers", Reply::Endless),
+        ("/workers", Reply::Gzip(GZIP_33_MIB)),
+        ("/list_workers", Reply::Endless),
+        ("/list_workers", Reply::Gzip(GZIP_33_MIB)),
+    ] {
+        let router = Fake::start(&[(path, list)]).await;
+        let (found, _) = round(&mut poller(behind(&router))).await;
+        let unreadable = RouterAnswer::Failed(RouterFailure::Unreadable);
+        assert_eq!(found.router, Some(unreadable), "{path}");
+    }
 }
 
 /// CAP2: an engine that hangs is a time-out, whatever path hangs; one that is not there is refused.
@@ -631,36 +647,6 @@ async fn cap7_stored_members_are_read() {
     );
     assert_eq!(capacities(&first), [(engine.engine(), Some(400_000))]);
     assert_eq!(details.router_kind, Some(RouterKind::Unknown));
-}
-
-/// CAP1, CAP7: field case W06: only a 404 leads on to `/list_workers`; a refused key is told as such.
-#[tokio::test]
-async fn cap7_old_router_and_router_with_a_key() {
-    let engine = Fake::start(&[("/metrics", ok(GAUGES))]).await;
-    let list = ok(&format!(r#"{{"urls":["{}/"]}}"#, engine.url()));
-    let old = Fake::start(&[("/list_workers", list.clone())]).await;
-    let (found, _) = round(&mut poller(behind(&old))).await;
-    assert_eq!(capacities(&found), [(engine.engine(), Some(500_000))]);
-
-    let locked = Fake::start(&[
-        ("/workers", Reply::Text(401, String::new())),
-        ("/list_workers", list),
-    ])
-    .await;
-    let key = Some(Secret::new("router-key").unwrap());
-    let (refused, _) = round(&mut poller(PollerConfig {
-        router_key: key,
-        ..behind(&locked)
-    }))
-    .await;
-    assert_eq!(
-        refused.router,
-        Some(RouterAnswer::Failed(RouterFailure::KeyRefused(401)))
-    );
-    assert_eq!(locked.asked(), ["/workers"]);
-    assert_eq!(locked.header("authorization"), ["Bearer router-key"]);
-    // the router's key is not for engines
-    assert!(engine.header("authorization").is_empty());
 }
 
 /// CLO10: the router's kind, by its rows, else by how `/list_workers` is missing.

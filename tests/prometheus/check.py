@@ -102,17 +102,18 @@ def tools():
     place = TARGET / "prometheus"
     unpacked = place / "usr/bin/prometheus", place / "usr/bin/promtool"
     if not all(tool.is_file() for tool in unpacked):
-        unpack(place)
+        unpack("prometheus", place)
     return tuple(str(tool) for tool in unpacked)
 
 
-def unpack(place):
+def unpack(name, place):
+    """A package of the distribution, unpacked below `place`: nothing is installed."""
     for tool in ("apt-get", "dpkg-deb"):
         if not shutil.which(tool):
-            raise Failed("install Prometheus 2.42 or newer: this machine has no apt to take it from")
+            raise Failed(f"install {name}: this machine has no apt to take it from")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    download = ["download", "prometheus"]
+    download = ["download", name]
     if subprocess.run(["apt-get", *download], cwd=place, stdin=subprocess.DEVNULL).returncode != 0:
         # The machine's package lists are old or missing: lists of our own, so that no rights are needed.
         for folder in ("state/lists/partial", "cache/archives/partial"):
@@ -120,7 +121,7 @@ def unpack(place):
         own = ["-o", f"Dir::State={place}/state", "-o", f"Dir::Cache={place}/cache"]
         subprocess.run(["apt-get", *own, "update"], cwd=place, check=True, stdin=subprocess.DEVNULL)
         subprocess.run(["apt-get", *own, *download], cwd=place, check=True, stdin=subprocess.DEVNULL)
-    package = next(place.glob("prometheus_*.deb"))
+    package = next(place.glob(f"{name}_*.deb"))
     subprocess.run(["dpkg-deb", "-x", str(package), str(place)], check=True)
     package.unlink()
 

@@ -8,6 +8,8 @@ pub const TTL_MIN: Span = Span::from_secs(1);
 pub const TTL_MAX: Span = Span::from_secs(24 * 3_600);
 /// Least time a lease has left after a restart, given once (LEA4).
 pub const RESTART_GRACE: Span = Span::from_secs(30);
+/// Longest time that a request may be made to wait: a longer one is a slip of a unit.
+pub const MAX_WAIT_MAX: Span = Span::from_secs(366 * 24 * 3_600);
 /// How long finished tickets are remembered (section 9).
 pub const FINISHED_FOR: Span = Span::from_secs(600);
 /// How many finished tickets are remembered (section 9).
@@ -172,6 +174,9 @@ pub enum PolicyError {
     /// Cap of 0.
     #[error("the expected decode cap must be above 0")]
     DecodeCap,
+    /// A wait of more than a year.
+    #[error("the longest wait must be at least 0 and at most a year")]
+    MaxWait,
     /// Grace outside 1 s to 60 s.
     #[error("the claim grace must be 1 to 60 seconds")]
     ClaimGrace,
@@ -207,6 +212,9 @@ impl Policy {
             }
             if self.expected_decode_cap == Some(Tokens::ZERO) {
                 return Err(PolicyError::DecodeCap);
+            }
+            if self.max_wait > MAX_WAIT_MAX {
+                return Err(PolicyError::MaxWait);
             }
         }
         if self.claim_grace < Span::from_secs(1) || self.claim_grace > Span::from_secs(60) {

@@ -29,14 +29,19 @@
 //! | M08 | one engine without metrics, one with a key | [`metrics`], `fleet_http::cap2_*` |
 //! | P01 | one series for each session | [`metrics`] |
 //! | P02 | counter names that end in `_total_total` | [`metrics`], with a linter: `tests/prometheus` |
+//! | W01 to W07 | worker lists that are empty, ranked, misspelled, unhealthy, old or locked; an engine that comes back | [`discovery`]; the lists alone: `readings::cap1_*` |
 //! | X01 | open to the network without a key | [`access`], every scope `api_rights::each_call_needs_its_scope` |
 //! | X02 | a web page reaches the loopback port | [`access`], `api_security::foreign_host_names_*` |
 //! | X03 | another site presses a dashboard button | [`access`], `api_security::each_method_and_content_type_*` |
+//! | X04 | an engine's address leads somewhere else | [`attacks`], `fleet_http::cap1_*`, `closer::clo5_redirects_are_not_followed`, bombs: `process::floods` |
+//! | X05 | slow heads hold all connections | [`attacks`], `api_security::slow_heads_and_idle_connections_are_closed`, over TLS `tls::handshakes_*` |
 //!
 //! [`pause`] holds what the cases do not tell: a process that was stopped for a while (TIM3).
 
 mod access;
+mod attacks;
 mod closes;
+mod discovery;
 mod metrics;
 mod pause;
 mod queue;
@@ -59,6 +64,7 @@ use kvgate_core::policy::Policy;
 use kvgate_core::reading::{Reading, Round};
 use kvgate_core::ticket::Sent;
 use kvgate_core::units::{Ppm, Span, Timestamp, Tokens};
+use kvgate_core::view::View;
 
 /// Two engines of 500,000 tokens: a ceiling of 900,000.
 async fn fleet() -> FakeFleet {
@@ -78,31 +84,17 @@ impl Books {
     /// A new store with room for a billion tokens, read once.
     fn create(directory: &Path, now: Timestamp) -> Self {
         let engine = EngineId::new("http://engine-1:30000");
-        let mut opened = store::open(directory).unwrap();
-        let params = StartParams {
-            now,
-            salt: 1,
-            seed: 1,
-            policy: Policy {
-                program_admission: true,
-                headroom: Ppm::ONE,
-                stale_after: Span::from_secs(86_400),
-                ..Policy::default()
-            },
-            reset_settings: false,
-            fleet: FleetConfig {
-                has_router: false,
-                static_engines: BTreeSet::from([engine.clone()]),
-            },
+        let policy = Policy {
+            program_admission: true,
+            headroom: Ppm::ONE,
+            stale_after: Span::from_secs(86_400),
+            ..Policy::default()
         };
-        let committed = Machine::restore(opened.image, params)
-            .commit(&mut opened.store)
-            .unwrap();
-        let mut books = Self {
-            machine: Some(committed.machine),
-            store: opened.store,
-            now,
+        let fleet = FleetConfig {
+            has_router: false,
+            static_engines: BTreeSet::from([engine.clone()]),
         };
+        let mut books = Self::unread(directory, now, policy, fleet);
         let reading = Reading::idle(Tokens::new(1_000_000_000).unwrap());
         books.turn(vec![Command::Round(Round {
             began_at: now,
@@ -113,14 +105,44 @@ impl Books {
         books
     }
 
-    /// One durable turn; the leases that it granted.
-    fn turn(&mut self, commands: Vec<Command>) -> Vec<LeaseId> {
+    /// A new store for a fleet that was not read yet.
+    fn unread(directory: &Path, now: Timestamp, policy: Policy, fleet: FleetConfig) -> Self {
+        let mut opened = store::open(directory).unwrap();
+        let params = StartParams {
+            now,
+            salt: 1,
+            seed: 1,
+            policy,
+            reset_settings: false,
+            fleet,
+        };
+        let committed = Machine::restore(opened.image, params)
+            .commit(&mut opened.store)
+            .unwrap();
+        Self {
+            machine: Some(committed.machine),
+            store: opened.store,
+            now,
+        }
+    }
+
+    fn view(&self) -> View {
+        self.machine.as_ref().unwrap().view()
+    }
+
+    /// One durable turn; what comes out of it.
+    fn effects(&mut self, commands: Vec<Command>) -> Vec<Effect> {
         let mut turn = self.machine.take().unwrap().turn(self.now);
         for command in commands {
             turn.handle(command);
         }
         let committed = turn.finish().commit(&mut self.store).unwrap();
         self.machine = Some(committed.machine);
+        committed.effects
+    }
+
+    /// One durable turn; the leases that it granted.
+    fn turn(&mut self, commands: Vec<Command>) -> Vec<LeaseId> {
         let lease = |effect: Effect| match effect {
             Effect::Reply {
                 reply: Reply::Acquire(Ok(answer)),
@@ -131,7 +153,10 @@ impl Books {
             },
             _ => None,
         };
-        committed.effects.into_iter().filter_map(lease).collect()
+        self.effects(commands)
+            .into_iter()
+            .filter_map(lease)
+            .collect()
     }
 }
 

@@ -3,21 +3,20 @@
 use std::fs;
 use std::process::Output;
 
-use kvgate::demo::Behaviour;
 use serde_json::Value;
 
 use super::fleet;
 use crate::support::process::{Kvgate, command};
 
-fn run(arguments: &[&str]) -> Output {
+pub(super) fn run(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
-fn stderr(output: &Output) -> String {
+pub(super) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-fn stdout(output: &Output) -> String {
+pub(super) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
@@ -40,6 +39,10 @@ fn usage_and_configuration_faults_end_with_2() {
             "1.5",
         ],
         &["no-such-command"],
+        &["queue", "--limit", "0"],
+        &["queue", "--limit", "1001"],
+        &["queue", "--all", "--limit", "5"],
+        &["completions", "no-such-shell"],
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -80,6 +83,151 @@ fn print_config_shows_every_value_with_its_origin() {
         "join_timeout_s = 0.0  # default",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
+}
+
+/// Names that are mistyped are refused with the nearest, wherever they stand, and no password is shown.
+#[test]
+fn a_mistyped_name_is_refused_with_the_nearest() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kvgate.toml");
+    fs::write(&file, "admission_headrom = 0.5\n").unwrap();
+    let in_file = run(&[
+        "serve",
+        "--print-config",
+        "--config",
+        file.to_str().unwrap(),
+    ]);
+    let flag = run(&["serve", "--print-config", "--admission-headrom", "0.5"]);
+    let mut command = command(&["serve", "--print-config"]);
+    let variable = command
+        .env("KVGATE_ADMISSION_HEADROM", "0.5")
+        .output()
+        .unwrap();
+    for (output, nearest) in [
+        (in_file, "\"admission_headroom\""),
+        (flag, "--admission-headroom"),
+        (variable, "KVGATE_ADMISSION_HEADROOM"),
+    ] {
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(nearest), "{}", stderr(&output));
+        assert!(stdout(&output).is_empty());
+    }
+    // A password in an address would be shown wherever the address is.
+    let hidden = run(&[
+        "serve",
+        "--print-config",
+        "--router",
+        "http://me:hidden@127.0.0.1:1",
+    ]);
+    assert_eq!(hidden.status.code(), Some(2));
+    assert!(
+        stderr(&hidden).contains("--router-key-file"),
+        "{}",
+        stderr(&hidden)
+    );
+    assert!(!stderr(&hidden).contains("hidden@") && stdout(&hidden).is_empty());
+}
+
+/// Every command of the contract is there, and says what it takes, gives back and needs.
+#[test]
+fn every_command_says_how_it_is_used() {
+    let overview = stdout(&run(&["--help"]));
+    for part in [
+        "Exit codes:",
+        "69  cannot listen, or no service answers",
+        "NO_COLOR",
+    ] {
+        assert!(overview.contains(part), "{part} in\n{overview}");
+    }
+    for command in [
+        "serve",
+        "demo",
+        "check",
+        "state",
+        "queue",
+        "leases",
+        "closes",
+        "steps",
+        "settings",
+        "audit",
+        "store",
+        "openapi",
+        "completions",
+    ] {
+        assert!(
+            overview.contains(&format!("\n  {command} ")),
+            "{command} in\n{overview}"
+        );
+        assert!(run(&[command, "--help"]).status.success(), "{command}");
+    }
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/CLI.md")).unwrap();
+    let commands = overview.split_once("Commands:").unwrap().1;
+    let commands = commands.split_once("Options:").unwrap().0;
+    let named = commands.lines().filter_map(|line| line.strip_prefix("  "));
+    for command in named.filter_map(|line| line.split_once("  ")?.0.split(' ').next()) {
+        let known = command.is_empty() || command == "help";
+        assert!(
+            known || page.contains(&format!("`kvgate {command}`")),
+            "{command} in docs/CLI.md"
+        );
+    }
+    for asking in [
+        &["state"][..],
+        &["queue"],
+        &["leases"],
+        &["leases", "revoke"],
+        &["closes"],
+        &["closes", "retry"],
+        &["steps"],
+        &["steps", "current"],
+        &["settings"],
+        &["settings", "set"],
+        &["settings", "reset"],
+        &["audit"],
+    ] {
+        let mut arguments = asking.to_vec();
+        arguments.push("--help");
+        let help = stdout(&run(&arguments));
+        let parts = [
+            "--url <URL>",
+            "KVGATE_URL",
+            "--token-file <FILE>",
+            "--token-name",
+            "--output",
+            "Exit codes:",
+        ];
+        for part in parts {
+            assert!(help.contains(part), "{part} in {asking:?}\n{help}");
+        }
+    }
+    let serve = stdout(&run(&["serve", "--help"]));
+    // The help is fitted to the terminal.
+    let serve = serve.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "Examples:",
+        "[default: 0.9]",
+        "KVGATE_ADMISSION_HEADROOM",
+        "--agentic-admission-headroom",
+    ] {
+        assert!(serve.contains(part), "{part} in\n{serve}");
+    }
+}
+
+#[test]
+fn completions_know_commands_and_flags() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = run(&["completions", shell]);
+        assert!(output.status.success(), "{shell}");
+        let script = stdout(&output);
+        for word in [
+            "admission-headroom",
+            "agentic-admission-headroom",
+            "revoke",
+            "token-file",
+        ] {
+            assert!(script.contains(word), "{word} for {shell}");
+        }
     }
 }
 
@@ -161,53 +309,6 @@ fn the_document_of_the_api_is_printed() {
         version.trim(),
         format!("kvgate {}", env!("CARGO_PKG_VERSION"))
     );
-}
-
-/// `check` says what is to be mended, and ends with 1 only then.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn check_says_what_is_to_be_mended() {
-    let fleet = fleet().await;
-    let router = fleet.router_url();
-    let check = |more: &[&str]| {
-        let mut arguments = vec!["check", "--router", &router];
-        arguments.extend(more);
-        run(&arguments)
-    };
-    let output = check(&[]);
-    assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
-    assert!(stdout(&output).contains("capacity 500000 tokens"));
-
-    fleet
-        .engine(0)
-        .behave("*", Behaviour::Status(401, "{}".into()));
-    fleet
-        .router()
-        .set_kind(kvgate::demo::RouterKind::SglangRouter);
-    let output = check(&["--session-lifecycle", "-o", "json"]);
-    assert_eq!(output.status.code(), Some(1));
-    let findings: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-    let mend: Vec<&str> = findings
-        .iter()
-        .filter(|finding| finding["weight"] == "mend")
-        .map(|finding| finding["text"].as_str().unwrap())
-        .collect();
-    assert!(
-        mend.iter().any(|text| text.contains("needs a key (401)")),
-        "{mend:?}"
-    );
-    assert!(
-        mend.iter().any(|text| text.contains("drops session_id")),
-        "{mend:?}"
-    );
-
-    let output = run(&["check"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stdout(&output).contains("neither a router nor an engine"));
-
-    // CLO10: a router in place of an engine.
-    let output = run(&["check", "--session-lifecycle", "--engine", &router]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stdout(&output).contains("it answers as a router"));
 }
 
 /// A service whose stderr nobody reads any more goes on reading its fleet and deciding.

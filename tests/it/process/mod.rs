@@ -1,17 +1,22 @@
 //! The real binary over HTTP: bursts, kill -9, orderly stops, exit codes.
 
 mod access;
+mod asking;
 mod burst;
 mod callers;
+mod check;
 mod closes;
 mod commands;
+mod floods;
 mod full_disk;
 mod history;
 mod kill;
+mod listen;
 mod order;
 mod settings;
 mod stop;
 mod store;
+mod supervised;
 mod torture;
 
 pub use callers::Draw;

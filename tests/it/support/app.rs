@@ -11,7 +11,9 @@ use kvgate::clock::Clock;
 use kvgate::config::Origins;
 use kvgate::gate::{self, Gate, GateError, Phase, WriterConfig};
 use kvgate::history::History;
-use kvgate::http::{self, App, FleetDetails, HttpConfig, Limits, Listener, ShellNotice};
+use kvgate::http::{
+    self, App, Endpoint, FleetDetails, HttpConfig, Limits, Listener, ShellNotice, Tls,
+};
 use kvgate::store;
 use kvgate::web;
 use kvgate_core::capacity::FleetConfig;
@@ -50,6 +52,8 @@ pub struct Builder {
     pub stuck_after: Span,
     /// Where configured settings come from.
     pub origins: Origins,
+    /// The port speaks TLS.
+    pub tls: Option<Arc<Tls>>,
     /// The start returns what was set at run time to what is configured.
     pub resets: bool,
     /// Feed the first round, so that the service is ready when it is handed out.
@@ -99,6 +103,7 @@ impl Default for Builder {
             metrics_auth: false,
             stuck_after: http::STUCK_AFTER,
             origins: Origins::default(),
+            tls: None,
             resets: false,
             ready: true,
         }
@@ -214,8 +219,9 @@ impl Builder {
     {
         // Every client of the process shares one provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-        let address = listener.address();
+        let endpoint = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
+        let listener = Listener::bind(&endpoint).unwrap().with_tls(self.tls);
+        let address = listener.port().unwrap();
         let config = WriterConfig {
             policy: self.policy.validated().unwrap(),
             reset_settings: self.resets,
@@ -260,7 +266,7 @@ impl Builder {
         let stop = CancellationToken::new();
         let router = http::router(app.clone(), web::routes(app.clone()));
         let server = tokio::spawn(http::serve(
-            listener,
+            vec![listener],
             app,
             router,
             self.limits,
@@ -370,11 +376,6 @@ impl TestApp {
         self.send(self.client.post(self.url(path)).json(body)).await
     }
 
-    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
-        self.send(self.client.patch(self.url(path)).json(body))
-            .await
-    }
-
     /// A form as a page of the service sends it.
     pub fn form(&self, path: &str, fields: &[(&str, &str)]) -> reqwest::RequestBuilder {
         let mut body = url::form_urlencoded::Serializer::new(String::new());
@@ -382,6 +383,11 @@ impl TestApp {
         let kind = "application/x-www-form-urlencoded";
         let request = self.client.post(self.url(path));
         request.header("content-type", kind).body(body)
+    }
+
+    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.client.patch(self.url(path)).json(body))
+            .await
     }
 
     /// Posts a text as JSON, whatever it is.

@@ -6,3 +6,4 @@ pub mod closes;
 pub mod process;
 pub mod scrape;
 pub mod store;
+pub mod tls;

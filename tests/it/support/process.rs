@@ -94,6 +94,11 @@ impl Kvgate {
         Self::listening(command(arguments))
     }
 
+    /// Runs a command of the test's own making, and waits until it listens.
+    pub fn from(command: Command) -> Self {
+        Self::listening(command)
+    }
+
     fn listening(command: Command) -> Self {
         let mut gate = Self::spawn(command);
         let listening = gate.wait_for_log("listening");
@@ -190,6 +195,17 @@ impl Kvgate {
         assert!(sent.success());
     }
 
+    /// Bytes of memory that it has now, and that it had at most.
+    pub fn memory(&self) -> (u64, u64) {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let of = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+            let kib = line.split_whitespace().nth(1).unwrap();
+            kib.parse::<u64>().unwrap() << 10
+        };
+        (of("VmRSS:"), of("VmHWM:"))
+    }
+
     /// SIGSTOP; returns when the process stands still.
     pub fn stand_still(&self) {
         self.signal("STOP");
@@ -269,6 +285,7 @@ fn serving<'a>(data: &'a Path, arguments: &[&'a str]) -> Vec<&'a str> {
 
 fn address(listening: &Value) -> SocketAddr {
     let address = listening["fields"]["address"].as_str().unwrap();
+    let address = address.strip_prefix("https://").unwrap_or(address);
     address.parse().unwrap()
 }
 

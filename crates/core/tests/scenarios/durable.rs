@@ -303,7 +303,7 @@ fn dur6_lists_are_slices() {
 #[test]
 fn dec1_settings_are_validated() {
     type Change = fn(&mut Policy);
-    let refused: [(Change, PolicyError); 7] = [
+    let refused: [(Change, PolicyError); 8] = [
         (
             |policy| policy.headroom = Ppm::default(),
             PolicyError::Headroom,
@@ -315,6 +315,10 @@ fn dec1_settings_are_validated() {
         (
             |policy| policy.expected_decode_cap = Some(Tokens::ZERO),
             PolicyError::DecodeCap,
+        ),
+        (
+            |policy| policy.max_wait = Span::from_millis(u64::MAX),
+            PolicyError::MaxWait,
         ),
         (
             |policy| policy.claim_grace = Span::from_millis(999),
@@ -335,7 +339,7 @@ fn dec1_settings_are_validated() {
         change(&mut policy);
         assert_eq!(policy.clone().validated().unwrap_err(), error);
         policy.program_admission = false;
-        assert_eq!(policy.validated().is_ok(), number < 3, "{error}");
+        assert_eq!(policy.validated().is_ok(), number < 4, "{error}");
     }
     let edges: [Change; 4] = [
         |policy| policy.claim_grace = Span::from_secs(1),
