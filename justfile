@@ -35,6 +35,14 @@ doc:
 demo *ARGS:
     cargo run --release -- demo {{ ARGS }}
 
+# the dashboard in a real browser
+browser *ARGS:
+    tests/browser/check.sh {{ ARGS }}
+
+# pictures of every screen in light, dark and phone width, from the demo
+screenshots FOLDER="target/screenshots":
+    tests/browser/check.sh screenshots.mjs "$(pwd)/{{ FOLDER }}"
+
 # what the tools of others say of the files in deploy/
 deploy:
     python3 deploy/check.py

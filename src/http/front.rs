@@ -86,8 +86,14 @@ pub(super) async fn front(State(app): State<App>, mut request: Request, next: Ne
         response.status().as_u16(),
         (!held_open).then(|| began.elapsed()),
     );
+    let is_kept = response.status() == StatusCode::NOT_MODIFIED;
     let headers = response.headers_mut();
     put_common(&app, &id, headers);
+    if is_kept {
+        // A browser takes them over into what it has kept, which came with its own: a page would lose its files.
+        headers.remove(CONTENT_SECURITY_POLICY);
+        headers.remove(REFERRER_POLICY);
+    }
     if !is_page || !headers.contains_key(CACHE_CONTROL) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }

@@ -79,6 +79,14 @@ impl Fault {
         self
     }
 
+    /// Each place in the request, by name, and what is wrong there.
+    pub fn errors(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.errors.iter().map(|error| {
+            let place = error.pointer.trim_start_matches('/');
+            (place, error.detail.as_str())
+        })
+    }
+
     /// The same with a status of its own.
     #[must_use]
     pub fn with_status(self, status: StatusCode) -> Self {

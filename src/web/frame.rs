@@ -99,6 +99,8 @@ struct FaultPage<'a> {
     title: &'a str,
     detail: &'a str,
     code: &'a str,
+    /// Each place in the request, and what is wrong there.
+    errors: Vec<(&'a str, &'a str)>,
 }
 
 /// Adds the regions of the frame to a page.
@@ -210,6 +212,7 @@ pub(crate) fn fault_page(fault: &Fault) -> Response {
         title: fault.title(),
         detail: fault.detail(),
         code: fault.code().as_str(),
+        errors: fault.errors().collect(),
     };
     let text = page.render().unwrap_or_default();
     html(fault.status(), HeaderMap::new(), text)

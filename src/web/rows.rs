@@ -591,14 +591,21 @@ fn share(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
+/// What was to go on without a lease anyway is calm; what the gate could not serve is not.
+pub(super) fn bypass_class(reason: &str) -> &'static str {
+    match reason {
+        "protected" | "out_of_scope" | "disabled" => "bypass",
+        _ => "aged",
+    }
+}
+
 impl DecisionRow {
     pub(super) fn new(decision: &Decision) -> Self {
         let spaced = || decision.reason.replace('_', " ");
         let (word, class) = match decision.action {
             DecisionAction::Admit => ("admit".to_owned(), "admit"),
             DecisionAction::Wait => ("wait".to_owned(), "wait"),
-            DecisionAction::Bypass if decision.reason == "aged" => (spaced(), "aged"),
-            DecisionAction::Bypass => (spaced(), "bypass"),
+            DecisionAction::Bypass => (spaced(), bypass_class(&decision.reason)),
             DecisionAction::Cancelled => ("cancelled".to_owned(), "cancelled"),
             DecisionAction::Ended if decision.reason == "released" => {
                 ("release".to_owned(), "release")

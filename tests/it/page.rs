@@ -329,3 +329,18 @@ async fn only_changed_parts_are_sent() {
     assert!(sent("p-budget") && sent("p-decisions"));
     assert!(!sent("p-closes") && !sent("p-queue"), "{}", changed.text);
 }
+
+/// A browser takes over what such an answer says of what it has kept, which came with a policy of its own.
+#[tokio::test]
+async fn an_answer_that_nothing_changed_brings_no_policy() {
+    let app = TestApp::start().await;
+    let whole = app.get("/static/icon.svg").await;
+    let etag = whole.header("etag").unwrap();
+    let again = app.client.get(app.url("/static/icon.svg"));
+    let again = app.send(again.header("if-none-match", etag)).await;
+    assert_eq!(again.status, 304);
+    for name in ["content-security-policy", "referrer-policy"] {
+        assert!(whole.header(name).is_some());
+        assert_eq!(again.header(name), None);
+    }
+}

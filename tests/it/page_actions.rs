@@ -179,6 +179,7 @@ async fn set1_settings_are_changed_together() {
         let fields = [("do", "set"), (name, value), ("program_admission", "off")];
         let page = send(&app, "/act", &fields).await;
         assert_eq!(page.status, 422, "{name} {value}: {}", page.text);
+        says(&page, &format!("<li>{name}: "));
         assert!(
             page.header("content-type")
                 .unwrap()

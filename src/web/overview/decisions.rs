@@ -5,6 +5,7 @@ use kvgate_api::{Decision, DecisionAction};
 
 use super::Moment;
 use crate::web::format::{clock_part, escaped, grouped, secs};
+use crate::web::rows::bypass_class;
 
 #[derive(Template)]
 #[template(path = "overview/decisions.html")]
@@ -53,7 +54,7 @@ impl Row {
                 },
             ),
             DecisionAction::Bypass if decision.reason == "aged" => ("aged", reason, waited),
-            DecisionAction::Bypass => ("bypass", "bypass".to_owned(), reason),
+            DecisionAction::Bypass => (bypass_class(&decision.reason), "bypass".to_owned(), reason),
             DecisionAction::Cancelled => ("cancelled", "cancelled".to_owned(), reason),
             DecisionAction::Ended => {
                 let held = format!("held {}", secs(decision.held_s.unwrap_or(0.0)));
