@@ -10,6 +10,8 @@ import { setTimeout as rest } from "node:timers/promises";
 import { engine } from "./servers.mjs";
 
 const BINARY = process.env.KVGATE_BIN;
+// What the checks are told by variables is no setting of the gate, which refuses those that it does not know.
+const SURROUNDINGS = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("KVGATE_")));
 
 // A runner that is ended takes what it started with it.
 process.setMaxListeners(0);
@@ -59,7 +61,7 @@ export class Gate {
     const args = [...this.args, "--listen", this.listen, "--data", this.data];
     await rm(path.join(this.data, "address"), { force: true });
     this.log = "";
-    this.child = spawn(BINARY, args, { env: { ...process.env, NO_COLOR: "1" }, stdio: ["ignore", "pipe", "pipe"] });
+    this.child = spawn(BINARY, args, { env: { ...SURROUNDINGS, NO_COLOR: "1" }, stdio: ["ignore", "pipe", "pipe"] });
     for (const stream of [this.child.stdout, this.child.stderr]) {
       stream.setEncoding("utf8").on("data", (text) => (this.log += text));
     }
