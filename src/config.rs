@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -33,6 +35,9 @@ const ENV_PREFIX: &str = "KVGATE_";
 /// Variables with that prefix that are no settings: the command line's own, those of clients, and the name
 /// by which scripts find the program.
 const OTHER_VARIABLES: &[&str] = &["CONFIG", "URL", "TOKEN", "TOKEN_NAME", "TOKEN_FILE", "BIN"];
+
+/// Largest file of settings, or of a key, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The longest duration that a setting may name: a year. Longer ones are slips of a unit.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
@@ -839,15 +844,27 @@ fn key(name: &str, path: &str) -> Result<Option<Secret>, ConfigError> {
     if path.is_empty() {
         return Ok(None);
     }
-    let text = std::fs::read_to_string(path)
+    let text = text_of(Path::new(path))
         .map_err(|error| refused(format!("{name} {path:?} cannot be read: {error}")))?;
     let secret =
         Secret::new(&text).map_err(|error| refused(format!("{name} {path:?}: {error}")))?;
     Ok(Some(secret))
 }
 
+/// A wrong path may lead to something without an end.
+fn text_of(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let mut bounded = File::open(path)?.take(FILE_BYTES_MAX + 1);
+    bounded.read_to_string(&mut text)?;
+    if bounded.limit() == 0 {
+        let error = format!("it has more than {FILE_BYTES_MAX} bytes");
+        return Err(io::Error::other(error));
+    }
+    Ok(text)
+}
+
 fn from_file(path: &Path) -> Result<Layer, ConfigError> {
-    let text = std::fs::read_to_string(path)
+    let text = text_of(path)
         .map_err(|error| refused(format!("{} cannot be read: {error}", path.display())))?;
     let table: toml::Table = text
         .parse()
@@ -1159,6 +1176,20 @@ mod tests {
             let error = load(Layer::default(), &[], &on).expect_err(number);
             assert!(error.to_string().contains(name), "{error}");
         }
+    }
+
+    #[test]
+    fn files_have_a_bound() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("large");
+        let fits = usize::try_from(FILE_BYTES_MAX).unwrap();
+        std::fs::write(&path, "#".repeat(fits)).unwrap();
+        assert!(Config::load(Layer::default(), [], Some(&path)).is_ok());
+        std::fs::write(&path, "#".repeat(fits + 1)).unwrap();
+        let error = Config::load(Layer::default(), [], Some(&path)).unwrap_err();
+        assert!(error.to_string().contains("more than"), "{error}");
+        let error = key("router_key_file", path.to_str().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("more than"), "{error}");
     }
 
     #[test]
