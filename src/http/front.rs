@@ -58,7 +58,8 @@ const FOR_BROWSERS: [(HeaderName, &str); 5] = [
 
 /// Answered whatever the service is doing.
 const ALWAYS: &[&str] = &["/healthz", "/readyz", "/version", "/openapi.json"];
-const PROBLEM_PAGES: &str = "/problems/";
+/// What those of them need that are for people, too.
+const ALWAYS_BELOW: [&str; 2] = ["/problems/", "/static/"];
 
 /// Around all routes, and around what no route serves.
 pub(super) async fn front(State(app): State<App>, mut request: Request, next: Next) -> Response {
@@ -246,7 +247,7 @@ fn check(app: &App, request: &mut Request, rule: Rule) -> Result<(), Refused> {
     let scheme = scheme(request);
     refuse_cross_site(app, request, scheme, asked.as_ref())?;
     let caller = let_in(app, request, rule)?;
-    check_phase(app, request)?;
+    check_phase(app, request).map_err(|fault| refused_as(fault, rule))?;
     let behind_tls = |asked: &Asked| hosts(app).are_behind_tls(asked);
     let over_tls = scheme == Scheme::Https || asked.as_ref().is_some_and(behind_tls);
     let beside = request.extensions_mut();
@@ -395,11 +396,7 @@ fn let_in(app: &App, request: &Request, rule: Rule) -> Result<Option<Caller>, Re
                 tracing::warn!(name, route, "a call without the right to it was refused");
             }
             let fault = forbidden(&caller, needed);
-            Err(if rule.is_page {
-                Refused::Page(fault)
-            } else {
-                Refused::Fault(fault)
-            })
+            Err(refused_as(fault, rule))
         }
         (Some(_), asker) => {
             let is_wrong = matches!(asker, Asker::WrongToken);
@@ -412,6 +409,15 @@ fn let_in(app: &App, request: &Request, rule: Rule) -> Result<Option<Caller>, Re
                 form_for: rule.is_page.then(|| asked_for(request)),
             })
         }
+    }
+}
+
+/// People get a page, programs a problem.
+fn refused_as(fault: Fault, rule: Rule) -> Refused {
+    if rule.is_page {
+        Refused::Page(fault)
+    } else {
+        Refused::Fault(fault)
     }
 }
 
@@ -484,7 +490,7 @@ fn bearer(headers: &HeaderMap) -> Bearer<'_> {
 /// DUR3, and the orderly stop: reads are answered until its end.
 fn check_phase(app: &App, request: &Request) -> Result<(), Fault> {
     let path = request.uri().path();
-    if ALWAYS.contains(&path) || path.starts_with(PROBLEM_PAGES) {
+    if ALWAYS.contains(&path) || ALWAYS_BELOW.iter().any(|below| path.starts_with(below)) {
         return Ok(());
     }
     match app.gate().phase() {

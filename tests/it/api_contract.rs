@@ -809,15 +809,26 @@ async fn dur3_a_start_is_recovering() {
         "/version",
         "/openapi.json",
         "/problems/recovering",
+        "/static/app.css",
     ] {
         assert_eq!(app.get(path).await.status, 200, "{path}");
     }
     app.get("/readyz").await.is_problem(503, "recovering");
-    for path in ["/v1/state", "/v1/leases", "/v1/nothing", "/"] {
+    for path in ["/v1/state", "/v1/leases", "/v1/nothing"] {
         let answer = app.get(path).await;
         answer.is_problem(503, "recovering");
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
+    // People get a page, which asks again by itself.
+    let page = app.get("/").await;
+    assert_eq!(page.status, 503);
+    assert_eq!(page.header("retry-after"), Some("1"));
+    assert!(
+        page.header("content-type")
+            .unwrap()
+            .starts_with("text/html")
+    );
+    assert!(page.text.contains("http-equiv=\"refresh\"") && page.text.contains(">recovering<"));
     let body = json!({"ticket_id": "t", "session_id": "s", "reservation_tokens": 1});
     app.post("/v1/leases", &body)
         .await
