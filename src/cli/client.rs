@@ -33,6 +33,8 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 const TOKEN_FILE_BYTES_MAX: u64 = 1 << 20;
 /// The variable that clients of the service read their token from.
 const TOKEN_VARIABLE: &str = "KVGATE_TOKEN";
+/// The variable that names a file with it.
+const TOKEN_FILE_VARIABLE: &str = "KVGATE_TOKEN_FILE";
 
 /// Which service is asked, and as whom.
 #[derive(Args, Debug)]
@@ -45,13 +47,8 @@ pub(super) struct Service {
     /// File with the token for a service that asks for one: a token on the first line, or the
     /// service's own lines `name:scope:token`, of which the first counts unless `--token-name` names
     /// another. Empty lines and lines that begin with `#` are passed over. Without it the variable
-    /// KVGATE_TOKEN is the token
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "KVGATE_TOKEN_FILE",
-        hide_env_values = true
-    )]
+    /// KVGATE_TOKEN is the token, else KVGATE_TOKEN_FILE names the file
+    #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// Which line of a file with `name:scope:token` lines
     #[arg(
@@ -413,18 +410,27 @@ fn token(service: &Service) -> Result<Option<Secret>, CallError> {
         .token_name
         .as_deref()
         .filter(|name| !name.is_empty());
-    let path = service.token_file.as_deref();
-    let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) else {
-        if name.is_some() {
-            let text = "--token-name names a line of a token file: name the file by --token-file";
-            return Err(CallError::Token(text.to_owned()));
-        }
-        let token = std::env::var(TOKEN_VARIABLE).ok();
-        return token
-            .filter(|token| !token.is_empty())
-            .map(|token| secret(TOKEN_VARIABLE, &token))
-            .transpose();
+    let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
+    // As in the clients: what is said on the command line, then the token itself, then a file, which may
+    // be the one that the service of the same environment reads.
+    let path = service.token_file.clone();
+    let path = match path.filter(|path| !path.as_os_str().is_empty()) {
+        Some(path) => path,
+        None if name.is_some() => match variable(TOKEN_FILE_VARIABLE) {
+            Some(path) => path.into(),
+            None => {
+                let text =
+                    "--token-name names a line of a token file: name the file by --token-file";
+                return Err(CallError::Token(text.to_owned()));
+            }
+        },
+        None => match (variable(TOKEN_VARIABLE), variable(TOKEN_FILE_VARIABLE)) {
+            (Some(token), _) => return secret(TOKEN_VARIABLE, &token).map(Some),
+            (None, Some(path)) => path.into(),
+            (None, None) => return Ok(None),
+        },
     };
+    let path = path.as_path();
     let text = file(path).map_err(|error| CallError::TokenFile(path.to_path_buf(), error))?;
     let shown = format!("{path:?}");
     match chosen(&text, name) {

@@ -68,6 +68,19 @@ def test_a_token_stands_on_the_first_line_of_its_file(
     assert GateConfig(token="secret-3").token == "secret-3", "a token goes before a file"
 
 
+def test_what_is_given_goes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, found = tmp_path / "given", tmp_path / "found"
+    given.write_text("of-the-file\n")
+    found.write_text("of-the-other\n")
+    monkeypatch.setenv("KVGATE_TOKEN", "of-the-variable")
+    monkeypatch.setenv("KVGATE_TOKEN_FILE", str(found))
+    assert GateConfig(token_file=given).token == "of-the-file"
+    assert GateConfig(token="mine").token == "mine"
+    assert GateConfig().token == "of-the-variable"
+    monkeypatch.delenv("KVGATE_TOKEN")
+    assert GateConfig().token == "of-the-other"
+
+
 @pytest.mark.parametrize("data", [b"", b"# nothing\n", b"name:client:", b"name:client: \nsecret:a:b", b"secret-\xff"])
 def test_a_token_file_without_a_token_fails_at_once(
     data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

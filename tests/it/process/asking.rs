@@ -382,6 +382,14 @@ async fn a_token_is_sent_and_never_shown() {
         sent(&[], &[("KVGATE_TOKEN", "hidden-2")]).await,
         bearer("hidden-2")
     );
+    // What stands on the command line goes before the environment, and there the token before its file.
+    let both = [("KVGATE_TOKEN", "hidden-2"), ("KVGATE_TOKEN_FILE", path)];
+    assert_eq!(sent(&[], &both).await, bearer("hidden-2"));
+    assert_eq!(sent(&["--token-file", path], &both).await, bearer("look"));
+    assert_eq!(
+        sent(&["--token-name", "ops"], &both).await,
+        bearer("hidden-1")
+    );
 
     for (arguments, part) in [
         (

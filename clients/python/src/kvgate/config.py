@@ -19,12 +19,10 @@ def _url() -> str:
     return os.environ.get("KVGATE_URL") or DEFAULT_URL
 
 
-def _token() -> str | None:
-    return os.environ.get("KVGATE_TOKEN") or None
-
-
-def _token_file() -> str | None:
-    return os.environ.get("KVGATE_TOKEN_FILE") or None
+def _token_of_environment() -> str | None:
+    """The token itself goes before a file, which may be the one that a gate of the same environment reads."""
+    token, file = os.environ.get("KVGATE_TOKEN"), os.environ.get("KVGATE_TOKEN_FILE")
+    return token or (_read_token(file) if file else None)
 
 
 def _read_token(path: str | os.PathLike[str]) -> str:
@@ -50,11 +48,12 @@ class GateConfig:
 
     url: str = field(default_factory=_url)
     """Base address of the gate; `KVGATE_URL` when not given."""
-    token: str | None = field(default_factory=_token, repr=False)
-    """Bearer token; `KVGATE_TOKEN` when not given. Never printed."""
-    token_file: str | os.PathLike[str] | None = field(default_factory=_token_file)
-    """File with the token, read when the configuration is made and there is no `token`; `KVGATE_TOKEN_FILE` when not
-    given. The token stands on its first line, alone or as in the gate's own file: `name:scope:token`."""
+    token: str | None = field(default=None, repr=False)
+    """Bearer token. Without it and `token_file`, `KVGATE_TOKEN` is the token, else `KVGATE_TOKEN_FILE` names its file.
+    Never printed."""
+    token_file: str | os.PathLike[str] | None = None
+    """File with the token, read when the configuration is made and there is no `token`. The token stands on its first
+    line, alone or as in the gate's own file: `name:scope:token`."""
     client: str | None = None
     """A name of this caller for the gate's lists."""
     run: str | None = None
@@ -83,8 +82,9 @@ class GateConfig:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"the gate's url must be http://HOST:PORT or https://HOST:PORT, not {self.url!r}")
         object.__setattr__(self, "url", self.url.rstrip("/"))
-        if self.token is None and self.token_file is not None:
-            object.__setattr__(self, "token", _read_token(self.token_file))
+        if self.token is None:
+            token = _token_of_environment() if self.token_file is None else _read_token(self.token_file)
+            object.__setattr__(self, "token", token)
         for name in ("ttl_s", "call_timeout_s", "window_s", "breaker_open_s", "connections_max"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
