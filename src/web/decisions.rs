@@ -7,8 +7,7 @@ use kvgate_api::Decisions;
 use kvgate_core::decision::{BypassReason, WaitReason};
 
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
-use super::queue::Filter;
-use super::rows::{Asked, Choice, DecisionRow, Field, ROWS};
+use super::rows::{Asked, Choice, DecisionRow, Field, Filter, ROWS};
 use crate::http::{Fault, Query, read};
 
 const FILTERS: &[&str] = &["action", "reason", "q", "ticket_id", "session_id"];
@@ -139,7 +138,7 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
         },
     )?;
     Ok(Screen {
-        tab: Tab::Decisions,
+        tab: Some(Tab::Decisions),
         title: "Decisions".to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),

@@ -130,7 +130,7 @@ fn session_fact(session: &str) -> Fact {
 
 fn screen(tab: Tab, title: &str, parts: Parts) -> Screen {
     Screen {
-        tab,
+        tab: Some(tab),
         title: title.to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),

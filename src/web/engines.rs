@@ -175,7 +175,7 @@ async fn build(mut look: Look) -> Result<Screen, Trouble> {
     let epochs = look.app.gate().epochs().await.unwrap_or_default();
     parts.add("epochs", &history(&look, &epochs, &asked))?;
     Ok(Screen {
-        tab: Tab::Engines,
+        tab: Some(Tab::Engines),
         title: "Engines".to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),

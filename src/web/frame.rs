@@ -125,7 +125,7 @@ pub(super) fn add(
         .iter()
         .filter(|engine| engine.counted)
         .count();
-    let links = Tab::ALL.map(|tab| link(tab, tab == screen.tab, state, counted, engines));
+    let links = Tab::ALL.map(|tab| link(tab, Some(tab) == screen.tab, state, counted, engines));
     let parts = &mut screen.parts;
     let range = parts.html("p-range").to_owned();
     parts.add(
@@ -196,11 +196,11 @@ pub(super) fn page(screen: &Screen, body: &str, marks: &str) -> askama::Result<S
 
 /// Without script a page loads itself anew after so many seconds: later where rows are chosen, and
 /// never where text is typed.
-const fn refresh(tab: Tab) -> Option<u8> {
+const fn refresh(tab: Option<Tab>) -> Option<u8> {
     match tab {
-        Tab::Overview | Tab::Engines | Tab::Decisions | Tab::Steps => Some(5),
-        Tab::Queue | Tab::Leases | Tab::Sessions => Some(30),
-        Tab::Settings => None,
+        None | Some(Tab::Overview | Tab::Engines | Tab::Decisions | Tab::Steps) => Some(5),
+        Some(Tab::Queue | Tab::Leases | Tab::Sessions) => Some(30),
+        Some(Tab::Settings) => None,
     }
 }
 

@@ -14,8 +14,7 @@ use super::decisions::{Stream, stream};
 use super::format::{counted, grouped, percent_of, secs};
 use super::link::to;
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
-use super::queue::Filter;
-use super::rows::{Asked, Field, LeaseRow, Now, Pager, ROWS, known, width};
+use super::rows::{Asked, Filter, LeaseRow, Now, OF_TICKETS, Pager, ROWS, known, width};
 use super::why::HOLDERS_AMONG;
 use crate::http::{Query, read};
 
@@ -24,8 +23,6 @@ const HOLDERS: usize = 6;
 
 /// Leases that expired lately.
 const EXPIRED: usize = 8;
-
-const FILTERS: &[&str] = &["q", "session_id", "client", "scope"];
 
 #[derive(Template)]
 #[template(path = "leases.html")]
@@ -79,7 +76,7 @@ pub(super) async fn show(State(web): State<Web>, ask: Ask) -> Response {
 }
 
 async fn build(look: Look) -> Result<Screen, Trouble> {
-    let asked = Asked::new("leases", &look, FILTERS);
+    let asked = Asked::new("leases", &look, OF_TICKETS);
     let (list, trouble) = known(read::leases(&look.app, asked.to_read()).await)?;
     let slice = Slice {
         from: Issue(0),
@@ -91,24 +88,10 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
     parts.add("p-holders", &holders(&look, &oldest))?;
     parts.add(
         "p-filter",
-        &Filter {
-            page: "leases",
-            fields: vec![
-                Field::text(&asked, "q", "Ticket, session, lease or client"),
-                Field::text(&asked, "session_id", "Session"),
-                Field::text(&asked, "client", "Client"),
-                Field::scope(&asked),
-            ],
-            kept: Vec::new(),
-            is_filtered: asked.is_filtered(),
-        },
+        &Filter::of_tickets("leases", "Ticket, session, lease or client", &asked),
     )?;
     let is_all = !asked.is_filtered();
-    let total = if is_all {
-        look.state.leases.count
-    } else {
-        list.total
-    };
+    let total = asked.total(look.state.leases.count, &list);
     let now = Now::of(&look.app.shown());
     let oldest_s = look.state.leases.oldest_age_s;
     parts.add(
@@ -158,7 +141,7 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
         },
     )?;
     Ok(Screen {
-        tab: Tab::Leases,
+        tab: Some(Tab::Leases),
         title: "Leases".to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),

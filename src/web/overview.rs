@@ -202,7 +202,7 @@ async fn build(mut look: Look, kept: Kept) -> Result<Screen, Trouble> {
     )?;
     parts.add("p-decisions", &decisions::DecisionsPart::new(&moment))?;
     Ok(Screen {
-        tab: Tab::Overview,
+        tab: Some(Tab::Overview),
         title: "Overview".to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),

@@ -131,7 +131,8 @@ impl Parts {
 
 /// A page before it is put into the frame.
 pub(super) struct Screen {
-    pub(super) tab: Tab,
+    /// `None` for a page that belongs to none.
+    pub(super) tab: Option<Tab>,
     pub(super) title: String,
     pub(super) parts: Parts,
     /// Puts the regions in their places.

@@ -10,25 +10,12 @@ use kvgate_core::ids::{Issue, RowNo};
 use super::format::{about, grouped, secs, span};
 use super::link::to;
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
-use super::rows::{Asked, Field, Pager, ROWS, WaiterRow, known};
+use super::rows::{Asked, Filter, OF_TICKETS, Pager, ROWS, WaiterRow, known};
 use super::why::{self, HOLDERS_AMONG, Why};
 use crate::http::read;
 
 /// Columns of the histogram of ages.
 const AGES: usize = 12;
-
-const FILTERS: &[&str] = &["q", "session_id", "client", "scope"];
-
-/// A filter in a form, answered on the server.
-#[derive(Template)]
-#[template(path = "parts/filter.html")]
-pub(super) struct Filter {
-    pub(super) page: &'static str,
-    pub(super) fields: Vec<Field>,
-    /// Values that go along.
-    pub(super) kept: Vec<(&'static str, String)>,
-    pub(super) is_filtered: bool,
-}
 
 /// A table of waiters.
 #[derive(Template)]
@@ -93,7 +80,7 @@ pub(super) async fn show(State(web): State<Web>, ask: Ask) -> Response {
 }
 
 async fn build(look: Look) -> Result<Screen, Trouble> {
-    let asked = Asked::new("queue", &look, FILTERS);
+    let asked = Asked::new("queue", &look, OF_TICKETS);
     let gate = look.app.gate();
     let (list, trouble) = known(read::queue(&look.app, asked.to_read()).await)?;
     // The oldest ones: a slice is what a read costs at most.
@@ -134,24 +121,10 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
     )?;
     parts.add(
         "p-filter",
-        &Filter {
-            page: "queue",
-            fields: vec![
-                Field::text(&asked, "q", "Ticket, session or client"),
-                Field::text(&asked, "session_id", "Session"),
-                Field::text(&asked, "client", "Client"),
-                Field::scope(&asked),
-            ],
-            kept: Vec::new(),
-            is_filtered: asked.is_filtered(),
-        },
+        &Filter::of_tickets("queue", "Ticket, session or client", &asked),
     )?;
     let is_queue = !asked.is_filtered();
-    let total = if is_queue {
-        look.state.queue.waiting
-    } else {
-        list.total
-    };
+    let total = asked.total(look.state.queue.waiting, &list);
     let rows = list.items.iter();
     parts.add(
         "p-waiters",
@@ -179,7 +152,7 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
         },
     )?;
     Ok(Screen {
-        tab: Tab::Queue,
+        tab: Some(Tab::Queue),
         title: "Queue".to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),

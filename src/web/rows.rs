@@ -1,5 +1,6 @@
 //! Rows of tables that several pages show: waiters, leases, sessions, closes, decisions.
 
+use askama::Template;
 use kvgate_api::{
     Close, CloseEngineState, CloseState, Decision, DecisionAction, Lease, Listing, Scope, Session,
     WaitReason, Waiter,
@@ -105,6 +106,11 @@ impl Asked {
         self.names.iter().any(|name| self.query.get(name).is_some())
     }
 
+    /// How many rows there are, where `all` stand in the list without a filter.
+    pub(super) fn total<T>(&self, all: u64, list: &Listing<T>) -> u64 {
+        if self.is_filtered() { list.total } else { all }
+    }
+
     /// What the reader of the list is asked.
     pub(super) fn to_read(&self) -> Query {
         let mut query = self.query.clone();
@@ -165,6 +171,37 @@ pub(super) struct Choice {
     pub(super) name: String,
     pub(super) href: String,
     pub(super) chosen: bool,
+}
+
+/// A filter in a form, answered on the server.
+#[derive(Template)]
+#[template(path = "parts/filter.html")]
+pub(super) struct Filter {
+    pub(super) page: &'static str,
+    pub(super) fields: Vec<Field>,
+    /// Values that go along.
+    pub(super) kept: Vec<(&'static str, String)>,
+    pub(super) is_filtered: bool,
+}
+
+/// The filters that leases and waiters share.
+pub(super) const OF_TICKETS: &[&str] = &["q", "session_id", "client", "scope"];
+
+impl Filter {
+    /// By [`OF_TICKETS`]; `q` says what a text is looked for in.
+    pub(super) fn of_tickets(page: &'static str, q: &'static str, asked: &Asked) -> Self {
+        Self {
+            page,
+            fields: vec![
+                Field::text(asked, "q", q),
+                Field::text(asked, "session_id", "Session"),
+                Field::text(asked, "client", "Client"),
+                Field::scope(asked),
+            ],
+            kept: Vec::new(),
+            is_filtered: asked.is_filtered(),
+        }
+    }
 }
 
 /// One field of a filter.

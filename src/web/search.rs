@@ -9,7 +9,7 @@ use kvgate_core::ids::{CloseId, LeaseId, SessionId, TicketId};
 
 use super::format::grouped;
 use super::link::{link, to};
-use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
+use super::page::{Ask, Look, Parts, Screen, Trouble, Web};
 use super::rows::known;
 use crate::http::{App, Fault, Query, read};
 
@@ -117,7 +117,7 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
         },
     )?;
     Ok(Screen {
-        tab: Tab::Overview,
+        tab: None,
         title: "Search".to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),

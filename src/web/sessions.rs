@@ -7,8 +7,7 @@ use kvgate_api::{Close, Closes as Figures};
 
 use super::format::grouped;
 use super::page::{Ask, Look, Parts, Screen, Tab, Trouble, Web};
-use super::queue::Filter;
-use super::rows::{Asked, Choice, CloseRow, Field, Now, Pager, ROWS, SessionRow, known};
+use super::rows::{Asked, Choice, CloseRow, Field, Filter, Now, Pager, ROWS, SessionRow, known};
 use crate::http::{Query, read};
 
 /// Closes beside the list of sessions.
@@ -142,7 +141,7 @@ async fn build(look: Look) -> Result<Screen, Trouble> {
         },
     )?;
     Ok(Screen {
-        tab: Tab::Sessions,
+        tab: Some(Tab::Sessions),
         title: "Sessions".to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),
@@ -200,7 +199,7 @@ async fn build_closes(look: Look) -> Result<Screen, Trouble> {
         },
     )?;
     Ok(Screen {
-        tab: Tab::Sessions,
+        tab: Some(Tab::Sessions),
         title: "Session closes".to_owned(),
         parts,
         layout: |parts| ClosesLayout { parts }.render(),

@@ -156,7 +156,7 @@ async fn build(mut look: Look) -> Result<Screen, Trouble> {
     parts.add("p-notices", &notices(&look))?;
     parts.add("p-audit", &audit(&asked, &found, more))?;
     Ok(Screen {
-        tab: Tab::Settings,
+        tab: Some(Tab::Settings),
         title: "Settings".to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),

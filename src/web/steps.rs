@@ -173,7 +173,7 @@ async fn build(mut look: Look) -> Result<Screen, Trouble> {
     parts.add("p-plots", &plots(&found, &run))?;
     parts.add("p-steps", &table(&asked, &found, open.as_ref(), more))?;
     Ok(Screen {
-        tab: Tab::Steps,
+        tab: Some(Tab::Steps),
         title: "Reports".to_owned(),
         parts,
         layout: |parts| Layout { parts }.render(),
