@@ -202,6 +202,18 @@ async fn set1_settings_are_changed_together() {
     );
 }
 
+/// A page that was rendered a moment ago is shared; after an act nobody is shown it again.
+#[tokio::test]
+async fn nobody_sees_what_was_before_an_act() {
+    let app = start().await;
+    app.acquire("held", 900).await;
+    app.acquire("waits", 200).await;
+    let row = "data-id=\"waits\"";
+    assert!(app.get("/queue").await.text.contains(row));
+    act(&app, &[("do", "cancel"), ("ticket", "waits")]).await;
+    assert!(!app.get("/queue").await.text.contains(row));
+}
+
 /// Tickets are cancelled one by one and many at once; what becomes of each is told before and after.
 #[tokio::test]
 async fn tickets_are_cancelled() {

@@ -142,7 +142,10 @@ async fn the_queue_is_filtered_as_the_api_filters_it() {
         ),
     ] {
         let chosen = page(&app, &format!("/queue{query}")).await;
-        assert_eq!(ids(part(&chosen, "p-waiters")), found, "{query}");
+        let list = part(&chosen, "p-waiters");
+        assert_eq!(ids(list), found, "{query}");
+        let total = format!("<span class=\"cnt\">{}</span>", found.len());
+        assert!(list.contains(&total), "{query}: {list}");
         assert!(chosen.contains("Show all"));
     }
     for query in ["?scope=other", "?cursor=x", "?unknown=1", "?q=%ff"] {
