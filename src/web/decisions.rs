@@ -75,7 +75,7 @@ pub(super) async fn show(State(web): State<Web>, ask: Ask) -> Response {
 
 async fn build(look: Look) -> Result<Screen, Trouble> {
     let asked = Asked::new("decisions", &look, FILTERS);
-    let mut query = asked.to_read();
+    let mut query = asked.to_read()?;
     let after = query.get("after").is_some();
     let before = query.get("before").is_some();
     if !after && !before {

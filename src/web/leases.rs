@@ -77,7 +77,7 @@ pub(super) async fn show(State(web): State<Web>, ask: Ask) -> Response {
 
 async fn build(look: Look) -> Result<Screen, Trouble> {
     let asked = Asked::new("leases", &look, OF_TICKETS);
-    let (list, trouble) = known(read::leases(&look.app, asked.to_read()).await)?;
+    let (list, trouble) = known(read::leases(&look.app, asked.to_read()?).await)?;
     let slice = Slice {
         from: Issue(0),
         rows: HOLDERS_AMONG,

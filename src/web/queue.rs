@@ -82,7 +82,7 @@ pub(super) async fn show(State(web): State<Web>, ask: Ask) -> Response {
 async fn build(look: Look) -> Result<Screen, Trouble> {
     let asked = Asked::new("queue", &look, OF_TICKETS);
     let gate = look.app.gate();
-    let (list, trouble) = known(read::queue(&look.app, asked.to_read()).await)?;
+    let (list, trouble) = known(read::queue(&look.app, asked.to_read()?).await)?;
     // The oldest ones: a slice is what a read costs at most.
     let slice = Slice {
         from: RowNo(0),

@@ -111,11 +111,15 @@ impl Asked {
         if self.is_filtered() { list.total } else { all }
     }
 
-    /// What the reader of the list is asked.
-    pub(super) fn to_read(&self) -> Query {
+    /// What the reader of the list is asked. How many rows a page has is not to be chosen, so that it stays small.
+    pub(super) fn to_read(&self) -> Result<Query, Fault> {
         let mut query = self.query.clone();
+        if query.get("limit").is_some() {
+            let rows = format!("a page has {ROWS} rows; the API takes a limit");
+            return Err(Fault::field("?limit", rows));
+        }
         query.put("limit", ROWS.to_string());
-        query
+        Ok(query)
     }
 
     /// The same page with other values of some parameters.

@@ -78,7 +78,7 @@ pub(super) async fn show(State(web): State<Web>, ask: Ask) -> Response {
 
 async fn build(look: Look) -> Result<Screen, Trouble> {
     let asked = Asked::new("sessions", &look, SESSION_FILTERS);
-    let (list, trouble) = known(read::sessions(&look.app, asked.to_read()).await)?;
+    let (list, trouble) = known(read::sessions(&look.app, asked.to_read()?).await)?;
     let newest = Query::of([("limit", CLOSES.to_string())]);
     let (closes, no_closes) = known(read::closes(&look.app, newest).await)?;
     let now = Now::of(&look.app.shown());
@@ -155,7 +155,7 @@ pub(super) async fn show_closes(State(web): State<Web>, ask: Ask) -> Response {
 
 async fn build_closes(look: Look) -> Result<Screen, Trouble> {
     let asked = Asked::new("closes", &look, CLOSE_FILTERS);
-    let (list, trouble) = known(read::closes(&look.app, asked.to_read()).await)?;
+    let (list, trouble) = known(read::closes(&look.app, asked.to_read()?).await)?;
     let now = Now::of(&look.app.shown());
     let rows = list.items.iter().take(ROWS);
     let (rows, selects) = Closes::rows(rows, &now, look.can_act);

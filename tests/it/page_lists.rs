@@ -148,7 +148,13 @@ async fn the_queue_is_filtered_as_the_api_filters_it() {
         assert!(list.contains(&total), "{query}: {list}");
         assert!(chosen.contains("Show all"));
     }
-    for query in ["?scope=other", "?cursor=x", "?unknown=1", "?q=%ff"] {
+    for query in [
+        "?scope=other",
+        "?cursor=x",
+        "?unknown=1",
+        "?limit=9",
+        "?q=%ff",
+    ] {
         let refused = app.get(&format!("/queue{query}")).await;
         assert!(matches!(refused.status, 400 | 422), "{query}");
         assert!(refused.text.contains("<h1>"), "{query}");

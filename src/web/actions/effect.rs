@@ -281,7 +281,12 @@ async fn cancelling(app: &App, tickets: &[TicketId]) -> Result<Effect, Fault> {
     }
     if waiting + held > 0 {
         sentences.push(next(app, freed, &tickets.iter().collect()).await);
-        sentences.push("Their callers are told not to start.".to_owned());
+        let callers = if waiting + held == 1 {
+            "Its caller is"
+        } else {
+            "Their callers are"
+        };
+        sentences.push(format!("{callers} told not to start."));
     }
     if others > 0 {
         sentences.push(format!(
