@@ -35,7 +35,7 @@ BUGS = [
     (
         "a row of a lease forgets that it had its grace",
         [("src/store/rows.rs", "            graced: lease.graced,", "            graced: false,")],
-        (INSIDE, "store::fuzz::rows_of_leases"),
+        (PROCESS, "store::keeps_what_the_reference_store_keeps"),
     ),
     (
         "a history file shows what is no figure",
@@ -399,6 +399,36 @@ BUGS = [
         "a store that is opened again loses what was set",
         [("src/gate/writer.rs", "            reset_settings: std::mem::take(&mut self.config.reset_settings),", "            reset_settings: self.config.reset_settings,")],
         (PROCESS, "api_settings::set2_settings_and_a_store_that_fails"),
+    ),
+    (
+        "a page of an origin called null may write",
+        [("src/access/hosts.rs", "        let Some((its_scheme, its)) = parse_origin(origin) else {\n            return false;", "        let Some((its_scheme, its)) = parse_origin(origin) else {\n            return origin == \"null\";")],
+        (PROCESS, "api_security::each_method_and_content_type_is_refused_across_sites"),
+    ),
+    (
+        "whoever may look may act",
+        [("src/web/actions.rs", "Right::Admin", "Right::View")],
+        (PROCESS, "page_actions::acts_need_the_right_and_carry_its_name"),
+    ),
+    (
+        "a page from before an act is shown again",
+        [("src/web/actions.rs", "    web.acted();\n", "")],
+        (PROCESS, "page_actions::nobody_sees_what_was_before_an_act"),
+    ),
+    (
+        "a page that was kept loses its files",
+        [("src/http/front.rs", "        headers.remove(CONTENT_SECURITY_POLICY);\n", "")],
+        (PROCESS, "page::an_answer_that_nothing_changed_brings_no_policy"),
+    ),
+    (
+        "a wrong token may be followed by the next guess",
+        [("src/http/front.rs", "            headers.insert(CONNECTION, HeaderValue::from_static(\"close\"));\n", "")],
+        (PROCESS, "api_rights::each_guess_costs_a_connection"),
+    ),
+    (
+        "anybody may connect to a Unix socket",
+        [("src/http/listener.rs", "    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;\n", "    fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;\n")],
+        (PROCESS, "process::listen::a_unix_socket_beside_a_port"),
     ),
 ]
 
