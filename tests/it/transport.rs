@@ -215,16 +215,22 @@ async fn stalled_bodies_are_shed() {
     .await;
     let mut stalled = Vec::new();
     for _ in 0..3 {
-        let mut stream = app.connect().await;
-        let begun = format!("{}{{", post("/v1/leases", "Content-Length: 100\r\n"));
-        stream.write_all(begun.as_bytes()).await.unwrap();
-        stalled.push(stream);
+        let head = post("/v1/leases", "Content-Length: 100\r\n");
+        stalled.push(stalls(&app, &head, 1).await);
     }
     let get = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     for _ in 0..6 {
         assert_eq!(app.raw(get).await.status, 200);
     }
     assert_eq!(reads_to_the_end(&mut stalled[0]).await, b"");
+}
+
+/// A sender of a head and of a part of the body that it tells of.
+async fn stalls(app: &TestApp, head: &str, bytes: usize) -> TcpStream {
+    let mut stream = app.connect().await;
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&vec![b' '; bytes]).await.unwrap();
+    stream
 }
 
 /// Large bodies on their way fill the room for them: the next one is told to go on, calls of the usual
@@ -243,22 +249,21 @@ async fn large_bodies_on_their_way_have_a_bound() {
     .start()
     .await;
     let head = post("/v1/batch", &format!("Content-Length: {BATCH}\r\n"));
-    let mut stalled = Vec::new();
-    for _ in 0..ROOM / BATCH {
-        let mut stream = app.connect().await;
-        stream.write_all(head.as_bytes()).await.unwrap();
-        stream.write_all(&vec![b' '; BATCH - 1]).await.unwrap();
-        stalled.push(stream);
-    }
     let operations = json!({"operations": [{"op": "cancel", "ticket_id": "t"}]}).to_string();
     let large = format!("{operations}{}", " ".repeat(BATCH - operations.len()));
-    // What was written is read soon, not at once.
+    let mut stalled = Vec::new();
+    // What was written is read soon, not at once: a call that was served meanwhile may have taken the room
+    // of a stalled one, so that another takes its place.
     let refused = async {
         loop {
+            while stalled.len() < ROOM / BATCH {
+                stalled.push(stalls(&app, &head, BATCH - 1).await);
+            }
             let answer = app.post_text("/v1/batch", large.clone()).await;
             if answer.status != 200 {
                 return answer;
             }
+            stalled.push(stalls(&app, &head, BATCH - 1).await);
         }
     };
     let refused: Answer = tokio::time::timeout(SOON, refused).await.unwrap();
