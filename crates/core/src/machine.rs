@@ -141,7 +141,7 @@ impl Machine {
             fleet: Fleet::restore(fleet, engines, now),
             policy: Arc::new(settings.effective()),
             settings: Arc::new(settings),
-            presences: Presences::new(seed),
+            presences: Presences::default(),
             in_flight: Tally::default(),
             stored_tally,
             tally_stored_at: now,
@@ -240,7 +240,7 @@ impl Machine {
             let writes = writes.into_iter().flatten().min();
             return Some(writes.map_or(hold.until, |at| at.min(hold.until)));
         }
-        let clock = self.state.clocks.first().map(|(since, _)| *since);
+        let clock = self.state.clocks.first().map(|((since, _), ())| *since);
         let deadlines = [
             self.state.forget_at(),
             self.state.ledger.first_end().map(|(at, _)| at),
@@ -281,7 +281,7 @@ impl Machine {
     /// A picture for readers.
     #[must_use]
     pub fn view(&self) -> View {
-        let waiting_since = self.state.clocks.first().map(|(since, _)| *since);
+        let waiting_since = self.state.clocks.first().map(|((since, _), ())| *since);
         let oldest_lease = self
             .state
             .ledger

@@ -118,7 +118,7 @@ impl Turn {
     /// that of those who stand before it. It leaves then; nothing is overtaken by that.
     fn age_out(&mut self, left: &mut usize) {
         let judged_at = self.machine.judged_at();
-        while let Some((since, row)) = self.machine.state.clocks.first().copied() {
+        while let Some(((since, row), ())) = self.machine.state.clocks.first().copied() {
             if *left == 0 || !judged_at.reached(since.after(self.machine.policy.max_wait)) {
                 return;
             }

@@ -48,6 +48,8 @@ pub const RUNS_MAX: usize = 16;
 pub const STEPS_MAX: usize = 10_000;
 /// How many entries of the audit are remembered (section 9).
 pub const AUDIT_MAX: usize = 10_000;
+/// How many names of clients are looked for again, so that their tickets share them.
+pub const CLIENTS_SHARED_MAX: usize = 1_024;
 /// How many decisions are remembered, in memory only (section 9).
 pub const DECISIONS_KEPT: usize = 20_000;
 /// Close intents that may be open at once; a close beyond that is refused for now.
