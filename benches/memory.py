@@ -80,7 +80,7 @@ def open_calls(address, tokens):
     host, port = address.rsplit(":", 1)
     connections = []
     for number in range(CALLS):
-        body = json.dumps({**request("call", number, tokens), "wait_s": 600})
+        body = json.dumps({**request("call", number, tokens), "wait_s": 60})
         head = f"POST /v1/leases HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nAccept: */*\r\n"
         connection = socket.create_connection((host, int(port)))
         connection.sendall(f"{head}User-Agent: memory\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())

@@ -173,6 +173,8 @@ mod tests {
     use super::*;
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
         /// An arena with an index is a map whose rows keep their places; a place that was left is
         /// taken again, so that what came and went takes no room.
         #[test]

@@ -30,8 +30,14 @@ pub const PAUSE_EVERY: Span = Span::from_secs(60);
 pub const FIRST_ROUND_WAIT: Span = Span::from_secs(2);
 /// Counters alone cause a commit at most this often (section 9).
 pub const TALLY_EVERY: Span = Span::from_secs(1);
-/// Renewals are written within 5 s (LEA2); this leaves a second for the commit itself.
-pub const RENEWALS_EVERY: Span = Span::from_secs(4);
+/// Renewals are written within 5 s (LEA2): they gather for this long,
+pub const RENEWALS_EVERY: Span = Span::from_secs(3);
+/// then they go with so many turns at most,
+pub const RENEWALS_TURNS: usize = 64;
+/// so far apart, which leaves a second for the commits themselves,
+pub const RENEWALS_PACE: Span = Span::from_millis(10);
+/// and so many with one turn at least.
+pub const RENEWALS_SHARE_MIN: usize = 1_024;
 /// An engine called unhealthy without a break for this long is not counted (CAP3).
 pub const UNHEALTHY_AFTER: Span = Span::from_secs(10);
 /// How long the last known capacity serves the full ceiling (CAP4).
