@@ -57,6 +57,13 @@ impl Ledger {
         self.reserved = self.reserved.saturating_sub(u128::from(tokens.get()));
     }
 
+    /// What is held lasts longer, or shorter.
+    pub(crate) fn renew(&mut self, issue: Issue, ended_at: Timestamp, ends_at: Timestamp) {
+        if self.ends.remove(&(ended_at, issue)).is_some() {
+            self.ends.insert((ends_at, issue), ());
+        }
+    }
+
     /// Leases in the order of their grants, from `from` on.
     pub(crate) fn from(&self, from: Issue) -> impl Iterator<Item = (Issue, RowNo)> {
         self.held.from(from).copied()

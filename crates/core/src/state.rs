@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use foldhash::fast::FixedState;
 use hashbrown::HashSet;
 
+use crate::arena::Place;
 use crate::audit::Audit;
 use crate::close::CloseIntent;
 use crate::closes::Closes;
@@ -26,7 +27,7 @@ use crate::sessions::Sessions;
 use crate::settings::Overrides;
 use crate::store::Image;
 use crate::tally::Tally;
-use crate::ticket::{Stage, Ticket};
+use crate::ticket::{Lease, Stage, Ticket};
 use crate::tickets::Tickets;
 use crate::units::{Timestamp, Tokens};
 use crate::view::Load;
@@ -261,21 +262,48 @@ impl State {
     /// Turns a ticket's row over.
     pub(crate) fn put(&mut self, mut ticket: Ticket) {
         let row = ticket.row;
-        if self.tickets.get(row).is_none() {
-            self.share_names(&mut ticket);
-        }
         self.next_row = self.next_row.max(row.0.saturating_add(1));
         if let Some(issue) = ticket.issue() {
             self.next_issue = self.next_issue.max(issue.0.saturating_add(1));
         }
-        let former = self.tickets.put(ticket);
-        if let Some(former) = &former {
-            self.unindex(former);
-        }
-        let Some(ticket) = self.tickets.get(row) else {
+        let Some(place) = self.tickets.place(row) else {
+            self.share_names(&mut ticket);
+            let place = self.tickets.insert(ticket);
+            return self.index(None, place);
+        };
+        let Some(former) = self.tickets.replace(place, ticket) else {
             return;
         };
-        let reservation = reservation(ticket);
+        self.index(Some(&former), place);
+    }
+
+    /// Brings the indexes in line with what became of a row.
+    fn index(&mut self, former: Option<&Ticket>, place: Place) {
+        let Some(ticket) = self.tickets.at(place) else {
+            return;
+        };
+        if let (Some(former), Some(lease)) = (former.and_then(lease), lease(ticket))
+            && former.id == lease.id
+        {
+            // Renewals are many, and change nothing else.
+            let issue = lease.id.issue;
+            self.ledger.renew(issue, former.ends_at, lease.ends_at);
+        } else {
+            if let Some(former) = former {
+                self.unindex(former);
+            }
+            self.index_anew(place);
+        }
+        if let Some(ticket) = self.tickets.at(place) {
+            self.sessions.ticket_put(former, ticket);
+        }
+    }
+
+    fn index_anew(&mut self, place: Place) {
+        let Some(ticket) = self.tickets.at(place) else {
+            return;
+        };
+        let (row, reservation) = (ticket.row, reservation(ticket));
         match &ticket.stage {
             Stage::Waiting { since } => {
                 self.queue.insert(row, reservation);
@@ -297,7 +325,6 @@ impl State {
                 }
             }
         }
-        self.sessions.ticket_put(former.as_ref(), ticket);
     }
 
     /// A new row takes the names of its session and its client from those that are here already.
@@ -492,6 +519,13 @@ const fn load_of<'a>(
 fn reservation(ticket: &Ticket) -> Tokens {
     let asked = ticket.asked.as_ref();
     asked.map_or(Tokens::ZERO, |asked| asked.terms.reservation)
+}
+
+const fn lease(ticket: &Ticket) -> Option<&Lease> {
+    match &ticket.stage {
+        Stage::Held(lease) => Some(lease),
+        Stage::Waiting { .. } | Stage::Ended(_) => None,
+    }
 }
 
 fn request_id(ticket: &Ticket) -> Option<&Label> {

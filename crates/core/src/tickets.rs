@@ -1,6 +1,6 @@
 //! The book of tickets: every row once, found by its number and by the caller's id.
 
-use crate::arena::{Arena, Index};
+use crate::arena::{Arena, Index, Place};
 use crate::ids::{RowNo, TicketId};
 use crate::ticket::Ticket;
 
@@ -22,7 +22,7 @@ impl Tickets {
     }
 
     pub(crate) fn get(&self, row: RowNo) -> Option<&Ticket> {
-        self.rows.get(self.by_row.find(&self.rows, &row)?)
+        self.at(self.place(row)?)
     }
 
     /// The newest row of a ticket.
@@ -30,19 +30,27 @@ impl Tickets {
         self.rows.get(self.by_id.find(&self.rows, id)?)
     }
 
-    /// Turns a row over; gives back what it was.
-    pub(crate) fn put(&mut self, ticket: Ticket) -> Option<Ticket> {
-        let known = self.by_row.find(&self.rows, &ticket.row);
-        if let Some(place) = known
-            && let Some(row) = self.rows.get_mut(place)
-        {
-            // A row keeps its id for life.
-            return Some(core::mem::replace(row, ticket));
-        }
+    /// Where a row stands.
+    pub(crate) fn place(&self, row: RowNo) -> Option<Place> {
+        self.by_row.find(&self.rows, &row)
+    }
+
+    pub(crate) fn at(&self, place: Place) -> Option<&Ticket> {
+        self.rows.get(place)
+    }
+
+    /// A new row.
+    pub(crate) fn insert(&mut self, ticket: Ticket) -> Place {
         let place = self.rows.insert(ticket);
         self.by_row.put(&self.rows, place);
         self.by_id.put(&self.rows, place);
-        None
+        place
+    }
+
+    /// Turns a row over, which keeps its number and its id for life; gives back what it was.
+    pub(crate) fn replace(&mut self, place: Place, ticket: Ticket) -> Option<Ticket> {
+        let row = self.rows.get_mut(place)?;
+        Some(core::mem::replace(row, ticket))
     }
 
     /// Forgets a row. A newer life of the ticket stays.
