@@ -3,7 +3,7 @@
 
     cargo build --release && python3 benches/memory.py [PROGRAM]
 
-A gate beside the fleet of `kvgate demo` is filled with COUNT leases and then with COUNT waiting
+A gate beside the fleet of `kvgate demo` is filled with LEASES leases and then with WAITERS waiting
 tickets, with ids as long as a rollout's; then CALLS acquires wait, each on a connection of its own. Memory
 is what the process holds (VmRSS) after each. Standard library only.
 """
@@ -19,8 +19,9 @@ import sys
 import tempfile
 import time
 
-COUNT = 50_000
-CALLS = 8_000
+LEASES = 100_000
+WAITERS = 50_000
+CALLS = 9_000
 BATCH = 1_000
 PATIENCE_S = 60
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -65,8 +66,8 @@ def request(kind, number, tokens):
     }
 
 
-def fill(address, kind, tokens):
-    for first in range(0, COUNT, BATCH):
+def fill(address, kind, count, tokens):
+    for first in range(0, count, BATCH):
         operations = [
             {"op": "acquire", **request(kind, number, tokens)} for number in range(first, first + BATCH)
         ]
@@ -118,18 +119,18 @@ def measure(program, folder, running):
     address = until("a gate", lambda: (data / "address").exists() and (data / "address").read_text().split())[0]
     state = until("a reading", lambda: (found := call(address, "GET", "/v1/state")).get("budget", {}).get("ceiling") and found)
     empty = resident(gate)
-    fill(address, "admit", 1)
+    fill(address, "admit", LEASES, 1)
     leases = resident(gate)
-    fill(address, "wait", state["budget"]["ceiling"])
+    fill(address, "wait", WAITERS, state["budget"]["ceiling"])
     waiters = resident(gate)
     connections = open_calls(address, state["budget"]["ceiling"])
     calls = resident(gate)
     for connection in connections:
         connection.close()
     mib = 1 << 20
-    print(f"empty {empty / mib:.0f} MiB, {COUNT} leases {leases / mib:.0f} MiB, and {COUNT} waiters {waiters / mib:.0f} MiB,")
-    print(f"and {CALLS} open calls {calls / mib:.0f} MiB: {(leases - empty) / COUNT:.0f} bytes a lease,")
-    print(f"{(waiters - leases) / COUNT:.0f} a waiter, {(calls - waiters) / CALLS:.0f} an open call; disk:")
+    print(f"empty {empty / mib:.0f} MiB, {LEASES} leases {leases / mib:.0f} MiB, and {WAITERS} waiters {waiters / mib:.0f} MiB,")
+    print(f"and {CALLS} open calls {calls / mib:.0f} MiB: {(leases - empty) / LEASES:.0f} bytes a lease,")
+    print(f"{(waiters - leases) / WAITERS:.0f} a waiter, {(calls - waiters) / CALLS:.0f} an open call; disk:")
     for path in sorted(data.iterdir()):
         print(f"  {path.name} {path.stat().st_size / mib:.1f} MiB")
 

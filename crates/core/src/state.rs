@@ -215,7 +215,8 @@ impl State {
         for (session, used) in &image.sessions {
             state.sessions.restore_use(session, *used, image.now);
         }
-        for ticket in image.tickets {
+        for mut ticket in image.tickets {
+            state.share_names(&mut ticket);
             state.put(ticket);
         }
         for close in image.closes {
@@ -260,14 +261,13 @@ impl State {
     }
 
     /// Turns a ticket's row over.
-    pub(crate) fn put(&mut self, mut ticket: Ticket) {
+    pub(crate) fn put(&mut self, ticket: Ticket) {
         let row = ticket.row;
         self.next_row = self.next_row.max(row.0.saturating_add(1));
         if let Some(issue) = ticket.issue() {
             self.next_issue = self.next_issue.max(issue.0.saturating_add(1));
         }
         let Some(place) = self.tickets.place(row) else {
-            self.share_names(&mut ticket);
             let place = self.tickets.insert(ticket);
             return self.index(None, place);
         };
@@ -327,8 +327,8 @@ impl State {
         }
     }
 
-    /// A new row takes the names of its session and its client from those that are here already.
-    fn share_names(&mut self, ticket: &mut Ticket) {
+    /// A new ticket takes the names of its session and its client from those that are here already.
+    pub(crate) fn share_names(&mut self, ticket: &mut Ticket) {
         let Some(asked) = &mut ticket.asked else {
             return;
         };

@@ -325,7 +325,7 @@ impl Turn {
         let session_reopened = self.use_session(&acquire.session, &acquire.ticket);
         let stays = acquire.stays;
         let row = RowNo(self.machine.state.next_row);
-        let ticket = Ticket {
+        let mut ticket = Ticket {
             row,
             id: acquire.ticket,
             asked: Some(Asked {
@@ -343,6 +343,7 @@ impl Turn {
                 since: since.unwrap_or(self.now),
             },
         };
+        self.machine.state.share_names(&mut ticket);
         if let Some(former) = former {
             self.forget_now(&former);
         }
