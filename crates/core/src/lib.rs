@@ -35,6 +35,7 @@ mod queue;
 mod read;
 pub mod reading;
 pub mod record;
+mod renewals;
 pub mod report;
 mod sessions;
 pub mod settings;

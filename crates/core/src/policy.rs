@@ -32,6 +32,14 @@ pub const FIRST_ROUND_WAIT: Span = Span::from_secs(2);
 pub const TALLY_EVERY: Span = Span::from_secs(1);
 /// Renewals are written within 5 s (LEA2); this leaves a second for the commit itself.
 pub const RENEWALS_EVERY: Span = Span::from_secs(4);
+/// So many go in one commit; more are written in parts, so that nobody waits long for one.
+pub const RENEWALS_TOGETHER: usize = 512;
+/// Many are gathered for so long,
+pub const RENEWALS_SWEEP_AFTER: Span = Span::from_secs(2);
+/// then they are written in so many parts,
+pub const RENEWALS_PARTS: usize = 20;
+/// one after the other at this distance: within 4 s in all.
+pub const RENEWALS_PART_EVERY: Span = Span::from_millis(100);
 /// An engine called unhealthy without a break for this long is not counted (CAP3).
 pub const UNHEALTHY_AFTER: Span = Span::from_secs(10);
 /// How long the last known capacity serves the full ceiling (CAP4).

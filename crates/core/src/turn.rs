@@ -214,7 +214,7 @@ impl Turn {
 
     /// Turns a ticket over to a new stage.
     pub(crate) fn turn_over(&mut self, ticket: Ticket) {
-        self.machine.renewed.remove(&ticket.row);
+        self.machine.renewals.forget(ticket.row);
         self.record(Record::Ticket(ticket));
     }
 
@@ -674,8 +674,7 @@ impl Turn {
                 ..lease.clone()
             };
             // Held in memory and written within 5 s (LEA2).
-            self.machine.renewed.insert(ticket.row);
-            self.machine.renewed_since.get_or_insert(self.now);
+            self.machine.renewals.note(ticket.row, self.now);
             self.machine.state.put(Ticket {
                 stage: Stage::Held(renewed),
                 ..ticket
