@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kvgate::demo::Behaviour;
 use serde_json::json;
 
 use crate::Arguments;
@@ -9,6 +10,9 @@ use crate::process::{cpu, cpu_by_thread, written};
 use crate::report::{Bound, Figure, Report, round};
 use crate::rig::Rig;
 
+/// What a busy engine prints: the fakes print their gauges only.
+const METRICS: &[u8] =
+    include_bytes!("../../tests/fixtures/exposition/metrics-sglang-0.5.23-tp1_busy.txt");
 /// Until the first readings are over, and what is asked only once.
 const SETTLED: Duration = Duration::from_secs(3);
 /// Twice the time after which `/metrics` and `/server_info` are read again.
@@ -32,6 +36,9 @@ pub async fn run(arguments: &Arguments, report: &Report) {
     let mut curve = Vec::new();
     for &size in &sizes {
         let rig = Rig::start(size, size * 400_000, &["--poll-interval-s", "1"]).await;
+        for engine in rig.fleet().engines() {
+            engine.behave("/metrics", Behaviour::Raw(METRICS.to_vec()));
+        }
         tokio::time::sleep(SETTLED).await;
         let requests = || {
             let engines = rig.fleet().engines().iter();

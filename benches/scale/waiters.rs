@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::Arguments;
 use crate::callers::EAGER;
-use crate::process::resident;
+use crate::process::{cpu, resident};
 use crate::report::{Bound, Figure, Report, median, round};
 use crate::rig::Rig;
 use crate::support::{connect, histogram, millis, post, ticket};
@@ -42,6 +42,8 @@ struct Line {
 
 struct Round {
     pairs_per_s: f64,
+    /// Of the service.
+    cpu_us: f64,
     p50_ms: f64,
     p99_ms: f64,
     release_ms: f64,
@@ -69,6 +71,7 @@ pub async fn run(arguments: &Arguments, report: &Report) {
         &[
             "leases, waiters",
             "acquire and cancel, pairs/s",
+            "µs of a processor a pair",
             "acquire p50 / p99 ms",
             "release p50 ms",
             "grant p50 / longest ms",
@@ -82,6 +85,7 @@ pub async fn run(arguments: &Arguments, report: &Report) {
         report.row(&[
             line.size.to_string(),
             format!("{:.0}", of(|round| round.pairs_per_s)),
+            format!("{:.0}", of(|round| round.cpu_us)),
             format!(
                 "{:.2} / {:.2}",
                 of(|round| round.p50_ms),
@@ -121,6 +125,13 @@ fn figures(lines: &[Line], report: &Report) {
         unit: "times",
         bound: Some(Bound::AtLeast(0.6, Some(0.9))),
         detail: json!({ "curve": curve }),
+    });
+    report.figure(Figure {
+        name: format!("processor time of a pair beside {both}"),
+        value: ratio(|round| round.cpu_us),
+        unit: "times",
+        bound: None,
+        detail: json!({}),
     });
     report.figure(Figure {
         name: format!("grant latency beside {both}"),
@@ -196,8 +207,10 @@ impl Line {
     }
 
     async fn round(&mut self, time: Duration) {
+        let before = cpu(self.rig.pid());
         let load = EAGER.beside(self.rig.address(), tokio::time::sleep(time));
         let (seen, ()) = load.await;
+        let used = cpu(self.rig.pid()) - before;
         let mut connection = connect(self.rig.address()).await;
         let (mut releases, mut grants) = (histogram(), histogram());
         for _ in 0..HAND_OVERS.min(self.open) {
@@ -211,6 +224,7 @@ impl Line {
         }
         self.seen.push(Round {
             pairs_per_s: seen.pairs_per_s(),
+            cpu_us: used / seen.acquires.len() as f64 * 1e6,
             p50_ms: seen.ms(0.5),
             p99_ms: seen.ms(0.99),
             release_ms: millis(&releases, 0.5),
@@ -224,7 +238,7 @@ impl Line {
         let of = |part: fn(&Round) -> f64| round(median(self.seen.iter().map(part)));
         json!({
             "leases": self.size, "waiters": self.size, "open_calls": self.open,
-            "pairs_per_s": of(|round| round.pairs_per_s),
+            "pairs_per_s": of(|round| round.pairs_per_s), "cpu_us_per_pair": of(|round| round.cpu_us),
             "acquire_ms": {"p50": of(|round| round.p50_ms), "p99": of(|round| round.p99_ms)},
             "release_ms": {"p50": of(|round| round.release_ms)},
             "grant_ms": {"p50": of(|round| round.grant_ms), "max": of(|round| round.grant_max_ms)},
