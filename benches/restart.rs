@@ -41,7 +41,9 @@ fn main() {
     rustls::crypto::ring::default_provider()
         .install_default()
         .unwrap();
-    Runtime::new().unwrap().block_on(run(leases, waiters, starts));
+    Runtime::new()
+        .unwrap()
+        .block_on(run(leases, waiters, starts));
 }
 
 async fn run(leases: u64, waiters: u64, starts: usize) {

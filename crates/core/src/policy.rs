@@ -19,7 +19,7 @@ pub const EPOCHS_MAX: usize = 10_000;
 /// How many starts are remembered, to tell an issued lease id from one that never was (ID2).
 pub const STARTS_MAX: usize = 10_000;
 /// Queue decisions in one turn; the rest comes in the next (DEC3).
-pub const DECISIONS_PER_TURN: usize = 4_096;
+pub const DECISIONS_PER_TURN: usize = 1_024;
 /// A gap between two turns above this is a pause (TIM3).
 pub const PAUSE_AFTER: Span = Span::from_secs(1);
 /// Longest hold after a pause (TIM3).
