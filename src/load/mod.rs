@@ -77,6 +77,8 @@ pub struct Plan {
     pub data: PathBuf,
     /// The service that is driven.
     pub gate: Where,
+    /// Another build of the program, as [`System::Against`].
+    pub against: Option<PathBuf>,
 }
 
 /// The service that is driven.
@@ -219,6 +221,7 @@ struct Run<'a> {
     plan: &'a Plan,
     ids: Ids,
     gate: Gate,
+    against: Option<Gate>,
     bare: Option<Server>,
     fleet: Option<FakeFleet>,
     proof: Proof,
@@ -240,11 +243,10 @@ impl<'a> Run<'a> {
             for &transport in &plan.transports {
                 for &scenario in &plan.scenarios {
                     for connections in run.connections(scenario) {
-                        // Nobody is always the first after a pause.
                         let mut systems = run.systems(scenario);
-                        if round % 2 == 0 {
-                            systems.reverse();
-                        }
+                        // Nobody is always the one who comes after the same other.
+                        let first = round % systems.len().max(1);
+                        systems.rotate_left(first);
                         for system in systems {
                             let cell = run.cell(scenario, connections);
                             let measured = run.measure(system, transport, cell, round).await?;
@@ -254,8 +256,11 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        if matches!(plan.gate, Where::Own(_)) && plan.systems.contains(&System::Kvgate) {
-            let proof = run.proof.and(run.gate.proof().await?);
+        if matches!(plan.gate, Where::Own(_)) {
+            let mut proof = run.proof.and(run.gate.proof().await?);
+            if let Some(against) = &mut run.against {
+                proof = proof.and(against.proof().await?);
+            }
             tell(Told::Proof(&proof))?;
             if !proof.holds() {
                 return Err(LoadError::Proof(proof));
@@ -272,18 +277,28 @@ impl<'a> Run<'a> {
             }
             false => None,
         };
-        let (gate, fleet) = match &plan.gate {
+        let (gate, against, fleet) = match &plan.gate {
             Where::Own(_) => {
                 let fleet = FakeFleet::start(FleetSpec::uniform(1, POOL_TOKENS)).await?;
-                let gate = Gate::start(plan, &folders, &fleet, false).await?;
-                (gate, Some(fleet))
+                let gate = Gate::start(plan, System::Kvgate, &folders, &fleet, false).await?;
+                let against = match &plan.against {
+                    Some(_) => {
+                        Some(Gate::start(plan, System::Against, &folders, &fleet, false).await?)
+                    }
+                    None => None,
+                };
+                (gate, against, Some(fleet))
             }
-            Where::Running(service, pid) => (Gate::of_others(service.clone(), *pid).await?, None),
+            Where::Running(service, pid) => {
+                let gate = Gate::of_others(service.clone(), *pid).await?;
+                (gate, None, None)
+            }
         };
         Ok(Self {
             plan,
             ids: Ids::new(getrandom::u32().unwrap_or_else(|_| std::process::id())),
             gate,
+            against,
             bare,
             fleet,
             proof: Proof::default(),
@@ -306,7 +321,7 @@ impl<'a> Run<'a> {
     fn systems(&self, scenario: Scenario) -> Vec<System> {
         let mut systems = self.plan.systems.clone();
         if !matches!(scenario, Scenario::Open | Scenario::Arrivals) {
-            systems.retain(|system| *system == System::Kvgate);
+            systems.retain(|system| *system != System::Axum);
         }
         systems
     }
@@ -344,19 +359,22 @@ impl<'a> Run<'a> {
         round: usize,
     ) -> Result<Figures, LoadError> {
         // Closes go on for long after they were asked for: others are not to pay for them.
-        let own = match (&self.fleet, cell.scenario) {
+        let mut own = match (&self.fleet, cell.scenario) {
             (Some(fleet), Scenario::Closes) => {
-                Some(Gate::start(self.plan, &self.folders, fleet, true).await?)
+                Some(Gate::start(self.plan, system, &self.folders, fleet, true).await?)
             }
             _ => None,
         };
-        let mut own = own;
-        let gate = own.as_mut().unwrap_or(&mut self.gate);
+        let gate = match (&mut own, &mut self.against, system) {
+            (Some(own), _, _) => own,
+            (None, Some(against), System::Against) => against,
+            _ => &mut self.gate,
+        };
         let (service, pid) = match (system, &self.bare) {
             (System::Axum, Some(bare)) => (bare.service(transport), Some(bare.pid())),
             _ => (gate.service(transport), gate.pid),
         };
-        let is_gate = system == System::Kvgate;
+        let is_gate = system != System::Axum;
         let load = std::process::id();
         let mut callers = Ready::connect(&service, &cell, &self.ids).await?;
         let scraped = gate.scrape().await?;
@@ -466,6 +484,7 @@ enum Reached {
 impl Gate {
     async fn start(
         plan: &Plan,
+        system: System,
         folders: &Folders,
         fleet: &FakeFleet,
         closes: bool,
@@ -482,8 +501,11 @@ impl Gate {
             flags.extend(more.iter().cloned());
         }
         let data = folder.path().to_owned();
-        let socket = folders.socket(if closes { "closes" } else { "gate" });
-        let server = aside(move || Server::kvgate(&data, socket, &flags)).await?;
+        let name = if closes { "closes" } else { system.name() };
+        let socket = folders.socket(name);
+        let program = plan.against.clone().filter(|_| system == System::Against);
+        let start = move || Server::kvgate(program.as_deref(), &data, socket, &flags);
+        let server = aside(start).await?;
         let pid = server.pid();
         let service = server.service(Transport::Tcp);
         Self::open(Reached::Own(server), service, Some(pid), Some(folder)).await

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use super::fleet;
-use crate::support::process::{Kvgate, command};
+use crate::support::process::{Kvgate, binary, command};
 
 const SCENARIOS: [&str; 6] = [
     "open",
@@ -242,6 +242,10 @@ fn bad_flags_are_refused() {
         (&["--rounds", "0"], "rounds must be 1 to 1000"),
         (&["--rate", "0"], "rate must be 1 to 1000000"),
         (&["--batch", "1001"], "batch must be 1 to 1000"),
+        (
+            &["--scenario", "batch", "--connections", "500"],
+            "a smaller --batch",
+        ),
         (&["--slots", "0"], "slots must be 1 to 20000"),
         (&["--threads", "65"], "threads must be 1 to 64"),
         (&["--wait-s", "61"], "wait-s must be 0 to 60"),
@@ -285,6 +289,83 @@ fn bad_flags_are_refused() {
             "{flags:?}"
         );
     }
+}
+
+/// Another build is measured in turn with this one, and counts in the proof.
+#[test]
+fn another_build_is_measured_beside_this_one() {
+    let data = tempfile::tempdir().unwrap();
+    let other = binary();
+    let flags = [
+        "--json",
+        "--systems",
+        "kvgate",
+        "--scenario",
+        "open,closes",
+        "--against",
+    ];
+    let lines = lines(&bench(
+        data.path(),
+        "2",
+        &[&flags[..], &[other.to_str().unwrap()]].concat(),
+    ));
+    let [_, figures @ .., last] = lines.as_slice() else {
+        panic!("{lines:?}");
+    };
+    let order: Vec<_> = figures
+        .iter()
+        .map(|one| one["system"].as_str().unwrap())
+        .collect();
+    assert_eq!(order.len(), 8);
+    assert_eq!((order[0], order[1]), ("against", "kvgate"));
+    assert_eq!((order[4], order[5]), ("kvgate", "against"));
+    assert_eq!(last["proof"]["granted_by_service"], sum(figures, "pairs"));
+    assert_eq!(last["proof"]["reserved_tokens"], 0);
+    assert!(is_empty(data.path()));
+}
+
+/// A service that asks for tokens is driven with one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_with_tokens_is_driven_with_one() {
+    let fleet = fleet().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokens");
+    fs::write(&file, "load:client:a-token-for-the-load\n").unwrap();
+    let gate = Kvgate::serve(
+        &folder.path().join("data"),
+        &[
+            "--program-admission",
+            "--engine",
+            &fleet.engine_url(0),
+            "--token-file",
+            file.to_str().unwrap(),
+        ],
+    );
+    let files = tempfile::tempdir().unwrap();
+    let url = gate.url("");
+    let refused = bench(files.path(), "1", &["--url", &url]);
+    assert_eq!(refused.status.code(), Some(69));
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        errors.contains("401") && errors.contains("--token-file"),
+        "{errors}"
+    );
+    let token = [
+        "--token-file",
+        file.to_str().unwrap(),
+        "--token-name",
+        "load",
+    ];
+    let driven = bench(
+        files.path(),
+        "1",
+        &[&["--json", "--url", &url], &token[..]].concat(),
+    );
+    for one in lines(&driven).iter().skip(1) {
+        assert_eq!(one["refused"], 0, "{one}");
+        assert!(one["pairs"].as_u64().unwrap() > 0, "{one}");
+    }
+    assert!(is_empty(files.path()));
 }
 
 /// No service, a flag that the service refuses, and a folder that is not there.
