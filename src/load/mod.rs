@@ -26,7 +26,7 @@ use crate::demo::{DemoError, FakeFleet, FleetSpec};
 
 pub use ask::{Head, ID_CHARS_MAX, ID_CHARS_MIN, Ids, SESSION_CHARS_MIN, Shape};
 pub use bare::serve as serve_bare;
-pub use figures::{Figures, Latency, Proof, System, Transport, median};
+pub use figures::{Figures, Latency, Proof, System, Transport, median, millis};
 pub use machine::Machine;
 pub use scenario::{Cell, Measured, Ready, Scenario, Service, histogram};
 pub use wire::{Answer, Connection, Target, WireError};
