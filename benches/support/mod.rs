@@ -1,5 +1,5 @@
 //! What the benches share: servers in processes of their own, and plain HTTP connections to them.
-#![allow(dead_code, reason = "each bench uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each bench uses a part of it")]
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;

@@ -20,6 +20,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::block_in_place;
 use tokio::time::timeout;
 
 use crate::demo::{DemoError, FakeFleet, FleetSpec};
@@ -181,6 +182,9 @@ impl LoadError {
 
 /// Makes all measurements of a plan, and tells of each. A signal ends it, and what it started.
 ///
+/// What blocks does so in place: a run that is given up never leaves a thread behind that goes on to write.
+/// So this needs a runtime of several threads.
+///
 /// # Errors
 /// See [`LoadError`].
 pub async fn run(
@@ -234,9 +238,9 @@ impl<'a> Run<'a> {
         mut tell: impl FnMut(Told<'_>) -> Result<(), LoadError>,
     ) -> Result<(), LoadError> {
         let folders = Folders::new(&plan.data)?;
-        let folder = folders.data.path().to_owned();
+        let folder = folders.data.path();
         let time = plan.time.min(DISK_TIME_MAX);
-        let machine = aside(move || Machine::measure(&folder, time)).await?;
+        let machine = block_in_place(|| Machine::measure(folder, time))?;
         tell(Told::Machine(&machine))?;
         let mut run = Self::start(plan, folders).await?;
         for round in 1..=plan.rounds {
@@ -273,7 +277,7 @@ impl<'a> Run<'a> {
         let bare = match plan.systems.contains(&System::Axum) {
             true => {
                 let socket = folders.socket("bare");
-                Some(aside(|| Server::bare(socket)).await?)
+                Some(block_in_place(|| Server::bare(socket))?)
             }
             false => None,
         };
@@ -500,26 +504,27 @@ impl Gate {
         if let Where::Own(more) = &plan.gate {
             flags.extend(more.iter().cloned());
         }
-        let data = folder.path().to_owned();
         let name = if closes { "closes" } else { system.name() };
         let socket = folders.socket(name);
-        let program = plan.against.clone().filter(|_| system == System::Against);
-        let start = move || Server::kvgate(program.as_deref(), &data, socket, &flags);
-        let server = aside(start).await?;
+        let program = plan.against.as_deref();
+        let program = program.filter(|_| system == System::Against);
+        let start = || Server::kvgate(program, folder.path(), socket, &flags);
+        let server = block_in_place(start)?;
         let pid = server.pid();
         let service = server.service(Transport::Tcp);
-        Self::open(Reached::Own(server), service, Some(pid), Some(folder)).await
+        Self::open(Some(folder), Reached::Own(server), service, Some(pid)).await
     }
 
     async fn of_others(service: Service, pid: Option<u32>) -> Result<Self, LoadError> {
-        Self::open(Reached::Running(service.clone()), service, pid, None).await
+        Self::open(None, Reached::Running(service.clone()), service, pid).await
     }
 
+    /// The folder comes first, since what comes first is dropped last: after the server that writes there.
     async fn open(
+        folder: Option<TempDir>,
         reached: Reached,
         service: Service,
         pid: Option<u32>,
-        folder: Option<TempDir>,
     ) -> Result<Self, LoadError> {
         let connection = Connection::open(&service.target)
             .await
@@ -603,13 +608,4 @@ impl Gate {
         }
         Ok(proof)
     }
-}
-
-/// Runs what blocks beside the tasks of the runtime.
-async fn aside<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
-) -> Result<T, LoadError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or(Err(LoadError::Ended))
 }

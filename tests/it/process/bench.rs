@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -390,10 +389,10 @@ fn what_cannot_be_started_or_reached_is_told() {
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("--data"));
 }
 
-/// A signal ends the run, its servers and its files.
+/// A signal ends the run, its servers and its files, whenever it comes.
 #[test]
 fn an_interrupt_leaves_nothing_behind() {
-    for signal in ["INT", "TERM", "HUP"] {
+    for (signal, is_early) in [("INT", false), ("TERM", true), ("HUP", false)] {
         let data = tempfile::tempdir().unwrap();
         let mut child = command(&["bench", "--json", "--seconds", "60", "--connections", "2"])
             .args(["--scenario", "open,contended", "--data"])
@@ -402,22 +401,17 @@ fn an_interrupt_leaves_nothing_behind() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.next().unwrap().unwrap().contains("\"machine\""));
-        // The servers are started one after the other, and the callers come last.
         let pid = child.id();
-        let servers = loop {
-            let servers = children(pid);
-            let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-            let is_load = |task: std::io::Result<fs::DirEntry>| {
-                let name = fs::read_to_string(task.unwrap().path().join("comm"));
-                name.is_ok_and(|name| name == "load\n")
-            };
-            if servers.len() == 2 && threads.into_iter().any(is_load) {
-                break servers;
-            }
-            std::thread::yield_now();
-        };
+        let mut servers = Vec::new();
+        if is_early {
+            wait_until(&mut child, || !is_empty(data.path()));
+        } else {
+            // The servers are started one after the other, and the callers come last.
+            wait_until(&mut child, || {
+                servers = children(pid);
+                servers.len() == 2 && has_callers(pid)
+            });
+        }
         let sent = Command::new("kill")
             .args([format!("-{signal}"), pid.to_string()])
             .status();
@@ -433,17 +427,28 @@ fn an_interrupt_leaves_nothing_behind() {
     }
 }
 
+/// Looks until it is so, as long as the child runs.
+fn wait_until(child: &mut Child, mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        assert!(child.try_wait().unwrap().is_none(), "the run has ended");
+        std::thread::yield_now();
+    }
+}
+
+fn has_callers(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut names = threads.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
+    names.any(|name| name.is_ok_and(|name| name == "load\n"))
+}
+
 fn children(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         // A thread may be gone by now.
         let children = fs::read_to_string(task.unwrap().path().join("children"));
         let children = children.unwrap_or_default();
-        found.extend(
-            children
-                .split_whitespace()
-                .map(|pid| pid.parse::<u32>().unwrap()),
-        );
+        let children = children.split_whitespace().map(|pid| pid.parse::<u32>());
+        found.extend(children.map(Result::unwrap));
     }
     found
 }
