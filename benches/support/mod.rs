@@ -1,5 +1,5 @@
 //! What the benches share: servers in processes of their own, and plain HTTP connections to them.
-#![allow(dead_code, reason = "each bench uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each bench uses a part of it")]
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -8,7 +8,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -16,6 +15,8 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
+
+pub use kvgate::load::{histogram, millis};
 
 /// A server in a process of its own. Killed when dropped.
 pub struct Server {
@@ -159,16 +160,6 @@ pub async fn call(
 pub fn ticket() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("bench-ticket-{:023}", NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// Of nanoseconds.
-pub fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1_000, 60_000_000_000, 3).unwrap()
-}
-
-/// A quantile in milliseconds.
-pub fn millis(nanos: &Histogram<u64>, quantile: f64) -> f64 {
-    nanos.value_at_quantile(quantile) as f64 / 1e6
 }
 
 /// The machine's load, which every figure is to be read with.
