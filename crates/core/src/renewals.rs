@@ -32,6 +32,11 @@ impl Renewals {
         if self.sweep.contains(&row) {
             return;
         }
+        // A sweep that began so late would be over too late for the first of them.
+        let late = now.reached(self.since.after(RENEWALS_SWEEP_AFTER));
+        if self.gathered.len() == RENEWALS_TOGETHER && self.sweep.is_empty() && late {
+            self.begin_sweep(now);
+        }
         if self.gathered.is_empty() {
             self.since = now;
         }
@@ -62,18 +67,22 @@ impl Renewals {
         let mut taken = Vec::new();
         while self.due_at().is_some_and(|due| now.reached(due)) {
             if self.sweep.is_empty() {
-                self.sweep = core::mem::take(&mut self.gathered);
-                self.next_part_at = now;
-                self.part = match self.sweep.len() {
-                    few @ ..=RENEWALS_TOGETHER => few,
-                    many => many.div_ceil(RENEWALS_PARTS),
-                };
+                self.begin_sweep(now);
             }
             let part = core::iter::from_fn(|| self.sweep.pop_first());
             taken.extend(part.take(self.part));
             self.next_part_at = self.next_part_at.after(RENEWALS_PART_EVERY);
         }
         taken
+    }
+
+    fn begin_sweep(&mut self, now: Timestamp) {
+        self.sweep = core::mem::take(&mut self.gathered);
+        self.next_part_at = now;
+        self.part = match self.sweep.len() {
+            few @ ..=RENEWALS_TOGETHER => few,
+            many => many.div_ceil(RENEWALS_PARTS),
+        };
     }
 
     /// Takes all of them, for the last write of an orderly stop.
@@ -87,22 +96,25 @@ impl Renewals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Span;
 
-    const START: u64 = 1_000_000;
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_millis(1_000_000).after(Span::from_millis(millis))
+    }
 
     /// Takes what is due at each due time, from `now` on: how many were taken when.
     fn parts(renewals: &mut Renewals) -> Vec<(u64, usize)> {
         let mut parts = Vec::new();
         while let Some(due) = renewals.due_at() {
             let taken = renewals.take_due(due);
-            parts.push((due.millis() - START, taken.len()));
+            parts.push((due.since(at(0)).millis(), taken.len()));
         }
         parts
     }
 
-    fn renew(renewals: &mut Renewals, rows: core::ops::Range<u64>, at: u64) {
+    fn renew(renewals: &mut Renewals, rows: core::ops::Range<u64>, millis: u64) {
         for row in rows {
-            renewals.note(RowNo(row), Timestamp::from_millis(START + at));
+            renewals.note(RowNo(row), at(millis));
         }
     }
 
@@ -113,11 +125,7 @@ mod tests {
         assert_eq!(renewals.due_at(), None);
         renew(&mut renewals, 0..500, 0);
         renew(&mut renewals, 490..512, 3_000);
-        assert!(
-            renewals
-                .take_due(Timestamp::from_millis(START + 3_999))
-                .is_empty()
-        );
+        assert!(renewals.take_due(at(3_999)).is_empty());
         assert_eq!(parts(&mut renewals), [(4_000, 512)]);
     }
 
@@ -127,7 +135,7 @@ mod tests {
         let mut renewals = Renewals::default();
         renew(&mut renewals, 0..2_000, 0);
         renew(&mut renewals, 2_000..4_000, 1_900);
-        let first = renewals.take_due(Timestamp::from_millis(START + 2_000));
+        let first = renewals.take_due(at(2_000));
         assert_eq!(first, (0..200).map(RowNo).collect::<Vec<_>>());
         // Written already, to be written, and new.
         renew(&mut renewals, 0..100, 2_000);
@@ -140,16 +148,29 @@ mod tests {
         assert_eq!(parts[19..], next);
     }
 
+    /// LEA2: few that become many late do not wait for the others.
+    #[test]
+    fn few_that_become_many() {
+        let mut renewals = Renewals::default();
+        renew(&mut renewals, 0..500, 0);
+        assert!(renewals.take_due(at(2_000)).is_empty());
+        renew(&mut renewals, 490..1_600, 3_900);
+        let parts = parts(&mut renewals);
+        assert_eq!(parts[0], (3_900, 512));
+        assert_eq!((parts.len(), parts[1]), (21, (5_900, 55)));
+        assert_eq!(parts[20], (7_800, 1_088 - 19 * 55));
+    }
+
     /// What is late is made up for; what is written otherwise or ended is not written again.
     #[test]
     fn late_parts_and_rows_that_are_gone() {
         let mut renewals = Renewals::default();
         renew(&mut renewals, 0..1_000, 0);
         renewals.forget(RowNo(0));
-        let first = renewals.take_due(Timestamp::from_millis(START + 2_000));
+        let first = renewals.take_due(at(2_000));
         assert_eq!(first.len(), 50);
         renewals.forget(RowNo(999));
-        let late = renewals.take_due(Timestamp::from_millis(START + 2_350));
+        let late = renewals.take_due(at(2_350));
         assert_eq!(late.len(), 150);
         renew(&mut renewals, 0..1, 2_350);
         let all = renewals.take_all();
