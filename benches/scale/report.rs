@@ -1,14 +1,11 @@
 //! Tables for people, or one object a line for programs.
 
-use std::fs::File;
-use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use kvgate::load::Machine;
 use serde_json::{Value, json};
 
-use crate::support::{histogram, load_average, millis};
-
-/// How long the disk is looked at.
+/// How long the disk is looked at, for each way to write.
 const DISK: Duration = Duration::from_secs(1);
 
 /// Where figures go.
@@ -36,22 +33,18 @@ pub enum Bound {
 impl Report {
     /// Looks at the machine first: every figure is to be read with it.
     pub fn begin(json: bool) -> Self {
-        let load = load_average();
-        let load_1 = load.split(' ').next().and_then(|load| load.parse().ok());
-        let load_1: f64 = load_1.unwrap_or(f64::INFINITY);
-        let (p50_ms, per_s) = disk();
-        let quiet = p50_ms < 1.0 && load_1 < 3.0;
-        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        let folder = tempfile::tempdir_in(".").unwrap();
+        let machine = Machine::measure(folder.path(), DISK).unwrap();
         if json {
-            let machine = json!({
-                "cores": cores, "load": load_1, "fdatasync_p50_ms": round(p50_ms),
-                "fdatasync_per_s": round(per_s), "quiet": quiet,
-            });
             println!("{}", json!({ "machine": machine }));
         } else {
             println!(
-                "{cores} cores, load {load}, fdatasync p50 {p50_ms:.2} ms, {per_s:.0}/s: {}",
-                if quiet { "quiet" } else { "noisy" }
+                "{} cores, load {}, fdatasync p50 {:.2} ms, {:.0}/s: {}",
+                machine.cores,
+                machine.load,
+                machine.fdatasync_p50_ms,
+                machine.fdatasync_per_s,
+                if machine.quiet { "quiet" } else { "noisy" }
             );
         }
         Self { json }
@@ -118,21 +111,6 @@ impl Bound {
         };
         format!("{word} {must}{aim}: {verdict}")
     }
-}
-
-/// What the disk does by itself: p50 in ms of 4 KiB appended and synced, and how many a second.
-fn disk() -> (f64, f64) {
-    let mut file: File = tempfile::tempfile_in(".").unwrap();
-    let mut nanos = histogram();
-    let began = Instant::now();
-    while began.elapsed() < DISK {
-        let one = Instant::now();
-        file.write_all(&[7; 4_096]).unwrap();
-        file.sync_data().unwrap();
-        nanos.saturating_record(one.elapsed().as_nanos() as u64);
-    }
-    let per_s = nanos.len() as f64 / began.elapsed().as_secs_f64();
-    (millis(&nanos, 0.5), per_s)
 }
 
 /// Four digits are more than such a figure has.

@@ -92,8 +92,9 @@ const BARE: &[Column] = &[
             1,
         )
     }),
-    ("share of it", |row| ratio(&row.gate, &row.bare)),
 ];
+
+const SHARE: &[Column] = &[("share of it", |row| ratio(&row.gate, &row.bare))];
 
 const GRANTS: &[Column] = &[
     ("grant p50 ms", |row| {
@@ -148,7 +149,7 @@ const ARRIVALS: &[Column] = &[
 
 fn columns(scenario: Scenario) -> Vec<&'static Column> {
     let parts: &[&[Column]] = match scenario {
-        Scenario::Open => &[PAIRS, SERVER, BARE],
+        Scenario::Open => &[PAIRS, SERVER, BARE, SHARE],
         Scenario::Contended => &[PAIRS, GRANTS, SERVER],
         Scenario::Renewals => &[RENEWALS, SERVER],
         Scenario::Closes => &[PAIRS, CLOSES, SERVER],
