@@ -51,6 +51,10 @@ deploy:
 bench *ARGS:
     cargo bench --workspace {{ ARGS }}
 
+# load on a service over HTTP, beside the disk and bare axum: `just load --scenario open,contended`
+load *ARGS:
+    cargo run --release -- bench {{ ARGS }}
+
 # mutation tests of the core (needs cargo-mutants); narrow them with --file
 mutants *ARGS:
     cargo mutants --package kvgate-core {{ ARGS }}

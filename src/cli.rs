@@ -1,6 +1,7 @@
 //! Commands of the one binary.
 
 mod act;
+mod bench;
 mod client;
 mod closes;
 mod health;
@@ -42,6 +43,7 @@ Exit codes:
   75  the store is in use by another process
   77  no permission
   78  the store was written by a newer version
+  130 interrupted
 
 One line on stderr says what to do. Data goes to stdout, messages to stderr; colour only on a terminal \
 and never with NO_COLOR.
@@ -185,6 +187,9 @@ enum Command {
         #[command(flatten)]
         settings: Box<Layer>,
     },
+    /// Measure what a service gives: pairs of acquire and release, latency, commits, processor time
+    #[command(after_help = bench::HELP)]
+    Bench(Box<bench::Bench>),
     /// Look into, check, copy, restore and set aside a store that no service uses
     Store {
         #[command(subcommand)]
@@ -325,6 +330,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Ended> {
             let config = Config::load(*settings, environment(), config.as_deref())?;
             return check(&config, output);
         }
+        Command::Bench(bench) => return bench::run(&bench),
         Command::Store { command } => return Ok(store::run(command)?),
         Command::Health { asked } => return Ok(health::run(&asked)?),
         Command::Man => {

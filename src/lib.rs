@@ -15,6 +15,7 @@ mod fuzz;
 pub mod gate;
 pub mod history;
 pub mod http;
+pub mod load;
 pub mod store;
 pub mod supervisor;
 pub mod support;

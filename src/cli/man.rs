@@ -11,7 +11,7 @@ const EXIT_CODES: &[(&str, &str)] = &[
     ("0", "done"),
     (
         "1",
-        "a check found something to mend, the service is not well, or it refused",
+        "a check found something to mend, the service is not well, it refused, or a bench does not add up",
     ),
     ("2", "usage or configuration"),
     ("65", "the store is damaged, or is not a store"),
@@ -20,6 +20,7 @@ const EXIT_CODES: &[(&str, &str)] = &[
     ("75", "the store is in use by another process"),
     ("77", "no permission"),
     ("78", "the store was written by a newer version"),
+    ("130", "interrupted"),
 ];
 
 const FILES: &[(&str, &str)] = &[

@@ -41,16 +41,18 @@ const LATER: &[&str] = &[];
 /// so they are listed only where they need the library itself.
 #[rustfmt::skip]
 const ROOMS: &[(&str, &[&str], &str)] = &[
-    ("redb", &["src/store/", "migrations/"], "go through `kvgate_core::store::Store`"),
+    ("redb", &["src/store/", "migrations/", "src/load/machine.rs"], "go through `kvgate_core::store::Store`"),
     ("postcard", &["src/store/", "migrations/"], "row encodings belong to the store"),
     ("rustix", &["src/store/"], "only the store asks for room on the disk"),
-    ("axum", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
+    ("axum", &["src/http/", "src/web/", "src/demo/", "src/load/bare.rs"], "hand a plain value to the HTTP room"),
     ("hyper", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("hyper_util", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("http_body", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("http_body_util", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
     ("tower_http", &["src/web/"], "only pages are compressed"),
     ("tower", &["src/http/", "src/web/", "src/demo/"], "hand a plain value to the HTTP room"),
+    ("httparse", &["src/load/wire.rs"], "heads of answers are read by the load only; the rest has hyper and reqwest"),
+    ("hdrhistogram", &["src/load/"], "the load counts latencies; metrics are made in the telemetry room"),
     ("tokio_rustls", &["src/http/"], "TLS of the service belongs to its listeners"),
     ("sd_notify", &["src/supervisor.rs"], "the supervisor is told in one place"),
     ("utoipa", &["src/http/", "src/web/", "crates/api/"], "schemas belong to the wire types"),
@@ -92,6 +94,7 @@ const NEVER: &[(&str, &[&str], &str)] = &[
     ("src/http/", &["crate::store", "crate::fleet"], "ask the `Gate`, or read the view"),
     ("src/web/", &["crate::store", "crate::fleet"], "read the view"),
     ("src/demo/", &["crate::store", "crate::gate"], "the demo speaks HTTP, as any fleet and any caller would"),
+    ("src/load/", &["crate::store", "crate::gate", "crate::http", "crate::web", "crate::fleet"], "the load speaks HTTP, as any caller would, to a process of its own"),
 ];
 
 /// Text that ties a file to one machine or one registry. Written in pieces, so that this file passes.

@@ -143,6 +143,7 @@ fn every_command_says_how_it_is_used() {
     for command in [
         "serve",
         "demo",
+        "bench",
         "check",
         "state",
         "queue",

@@ -2,6 +2,7 @@
 
 mod access;
 mod asking;
+mod bench;
 mod callers;
 mod check;
 mod closes;
