@@ -35,7 +35,9 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
-use support::{histogram, millis, ticket};
+use kvgate::load::{Latency, histogram, processor_time};
+
+use support::ticket;
 
 const ACQUIRE: &str = concat!(
     include_str!("compare/gate.lua"),
@@ -163,6 +165,7 @@ fn line(
         "acquire_ms": cell.acquire,
         "release_ms": cell.release,
         "server_cpu_us_per_pair": cell.cpu_s * 1e6 / pairs,
+        "load_cpu_us_per_pair": cell.load_cpu_s * 1e6 / pairs,
         "rss_bytes": cell.rss_bytes,
         "log_bytes_per_pair": cell.log_bytes as f64 / pairs,
     })
@@ -464,9 +467,10 @@ fn answer(got: &[u8], frame: RangeFrame) -> Answer<'_> {
 struct Cell {
     pairs: u64,
     seconds: f64,
-    acquire: Value,
-    release: Value,
+    acquire: Option<Latency>,
+    release: Option<Latency>,
     cpu_s: f64,
+    load_cpu_s: f64,
     rss_bytes: u64,
     log_bytes: u64,
 }
@@ -518,7 +522,8 @@ async fn load(server: &Server, scenario: Scenario, count: usize, seconds: f64) -
     for _ in 0..count {
         callers.push(server.connect().await);
     }
-    let before = Usage::read(&mut control).await;
+    let own = || processor_time(std::process::id()).unwrap();
+    let (before, own_before) = (Usage::read(&mut control).await, own());
     let began = Instant::now();
     let end = began + Duration::from_secs_f64(seconds);
     let mut running = JoinSet::new();
@@ -547,17 +552,18 @@ async fn load(server: &Server, scenario: Scenario, count: usize, seconds: f64) -
         seconds = all => seconds,
         never = sweeper => never,
     };
+    let load_cpu_s = (own() - own_before).as_secs_f64();
     // The sweep may have been under way.
     let mut control = server.connect().await;
     let after = Usage::read(&mut control).await;
     everything_was_given_back(&mut control, pairs).await;
-    let quantiles = |nanos| json!({"p50": millis(nanos, 0.5), "p99": millis(nanos, 0.99), "p999": millis(nanos, 0.999)});
     Cell {
         pairs,
         seconds,
-        acquire: quantiles(&acquire),
-        release: quantiles(&release),
+        acquire: Latency::of(&acquire),
+        release: Latency::of(&release),
         cpu_s: after.cpu_s - before.cpu_s,
+        load_cpu_s,
         rss_bytes: after.rss_bytes,
         log_bytes: after.log_bytes - before.log_bytes,
     }
