@@ -1,7 +1,7 @@
 """The rules of the single-actor coordinator: what kvgate decides, in one process's memory.
 
-A queue of tickets, oldest first, a sum of tokens against a ceiling, each ticket charged once, sessions accounted for, leases
-reclaimed at their end. Time is an argument. Nothing is durable.
+A queue of tickets, oldest first, a sum of tokens against a ceiling, each ticket charged once, sessions accounted for,
+leases reclaimed at their end. Time is an argument. Nothing is durable.
 """
 
 import collections

@@ -6,6 +6,7 @@ other, as in `kvgate bench`; the coordinator is an asyncio actor with the rules 
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import resource
@@ -71,7 +72,7 @@ class Shard:
     async def run(self, callers, seconds):
         end = time.monotonic() + seconds
         done = await asyncio.gather(*(self.caller(end, f"session-{self.number:04}{n:05}") for n in range(callers)))
-        return [sum(times, []) for times in zip(*done)]
+        return joined(done)
 
     async def caller(self, end, session):
         acquires, releases = [], []
@@ -90,6 +91,11 @@ class Shard:
         return acquires, releases
 
 
+def joined(runs):
+    """The times of all acquires, and of all releases."""
+    return [list(itertools.chain.from_iterable(times)) for times in zip(*runs, strict=True)]
+
+
 def quantiles(times):
     times = sorted(times)
     return {
@@ -103,11 +109,11 @@ def measure(coordinator, shards, scenario, connections, seconds):
     shares = [connections // SHARDS + (number < connections % SHARDS) for number in range(SHARDS)]
     cpu_before, _ = ray.get(coordinator.usage.remote())
     began = time.monotonic()
-    runs = [shard.run.remote(share, seconds) for shard, share in zip(shards, shares) if share]
+    runs = [shard.run.remote(share, seconds) for shard, share in zip(shards, shares, strict=True) if share]
     while len(ray.wait(runs, num_returns=len(runs), timeout=1)[0]) < len(runs):
         ray.get(coordinator.sweep.remote())
     took = time.monotonic() - began
-    acquires, releases = (sum(times, []) for times in zip(*ray.get(runs)))
+    acquires, releases = joined(ray.get(runs))
     cpu, rss = ray.get(coordinator.usage.remote())
     pairs = len(acquires)
     assert ray.get(coordinator.books.remote()) == (pairs, 0, 0, 0, 0), "every lease was given back"

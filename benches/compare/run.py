@@ -6,16 +6,16 @@
     python3 benches/compare/run.py --quick         a short look, which writes nothing
     python3 benches/compare/run.py --get           fetches Redis and Ray first, where they are missing
 
-Parts: redis (with bare axum: open, contended, both transports), ray, kvgate (batches), syncs (the kernel's count of syncs);
-and, only when named, core, restart and scale (the benches of those names). What is compared is measured in turns, cell by
-cell, in rounds whose order changes. Everything stays on loopback and on the disk of the target folder, and ends with the
-command. Standard library only, but for Ray, which has an environment of its own.
+Parts: redis (with bare axum: open, contended, both transports), ray, kvgate (batches), syncs (the kernel's count of
+syncs); and, only when named, core, restart and scale (the benches of those names). What is compared is measured in
+turns, cell by cell, in rounds whose order changes. Everything stays on loopback and on the disk of the target folder,
+and ends with the command. Standard library only, but for Ray, which has an environment of its own.
 """
 
 import argparse
 import contextlib
+import functools
 import importlib.util
-import itertools
 import json
 import os
 import pathlib
@@ -69,6 +69,7 @@ def redis_server():
 def environment():
     """Of all programs: the libraries of an unpacked Redis, and no setting of a kvgate."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("KVGATE_", "RAY_"))}
+    own["RUST_BACKTRACE"] = "0"
     libraries = [str(path) for path in (PLACE / "redis").glob("*/usr/lib/*-linux-gnu")]
     if libraries:
         own["LD_LIBRARY_PATH"] = os.pathsep.join([*libraries, *filter(None, [own.get("LD_LIBRARY_PATH")])])
@@ -92,9 +93,11 @@ def missing(parts):
     """What the parts need and is not here, with the way to get it."""
     found = []
     if {"redis", "syncs"} & set(parts) and redis_server() is None:
-        found.append("Redis: install the package redis-server, or name the program by REDIS_SERVER, or --get unpacks it below target/")
+        found.append(
+            "Redis: install the package redis-server, name the program by REDIS_SERVER, or let --get unpack it"
+        )
     if "ray" in parts and not RAY_PYTHON.exists():
-        found.append(f"Ray: --get makes an environment below target/ and installs {RAY} into it by pip")
+        found.append(f"Ray: let --get make an environment below target/ with {RAY} by pip")
     if "syncs" in parts and not shutil.which("strace"):
         found.append("strace: install the package strace")
     return found
@@ -117,7 +120,7 @@ def build(benches):
     """The programs by name. Cargo says where they are."""
     command = ["cargo", "bench", "--locked", "--no-run", "--message-format=json-render-diagnostics", "-p", "kvgate"]
     command += [word for name in benches for word in ("--bench", name)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
     if done.returncode != 0:
         raise Failed("the programs cannot be built: see above")
     found = {}
@@ -134,9 +137,15 @@ def run(command, seconds, **more):
     command = [str(word) for word in command]
     with tempfile.TemporaryFile("w+", dir=PLACE) as errors:
         process = subprocess.Popen(
-            command, cwd=PLACE, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-            text=True, start_new_session=True, env={**environment(), **more},
-        )  # fmt: skip
+            command,
+            cwd=PLACE,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            env={**environment(), **more},
+        )
         try:
             told, _ = process.communicate(timeout=seconds)
         except BaseException as error:
@@ -172,7 +181,14 @@ class Programs:
 
     def kvgate(self, number, scenario, connections, systems=("kvgate",), transport="tcp", **flags):
         connections = connections if isinstance(connections, str) else str(connections)
-        command = [self.built["kvgate"], "bench", "--json", "--rounds=1", f"--seconds={self.seconds}", f"--data={PLACE}"]
+        command = [
+            self.built["kvgate"],
+            "bench",
+            "--json",
+            "--rounds=1",
+            f"--seconds={self.seconds}",
+            f"--data={PLACE}",
+        ]
         command += [f"--scenario={scenario}", f"--connections={connections}", f"--transport={transport}"]
         command += [f"--systems={','.join(systems)}", *(f"--{name}={value}" for name, value in flags.items())]
         lines = objects(run(command, 60 + 20 * self.seconds))
@@ -192,7 +208,10 @@ class Programs:
         # A short path, since Ray keeps sockets there; its home, too, so that nothing is left behind.
         with tempfile.TemporaryDirectory(prefix="ray-") as folder:
             command = [RAY_PYTHON, HERE / "ray_load.py", f"--folder={folder}", f"--round={number}"]
-            command += [f"--seconds={1.5 * self.seconds}", "--cells=" + ",".join(f"{name}:{count}" for name, count in cells)]
+            command += [
+                f"--seconds={1.5 * self.seconds}",
+                "--cells=" + ",".join(f"{name}:{count}" for name, count in cells),
+            ]
             return objects(run(command, 120 + 10 * self.seconds, HOME=folder, RAY_USAGE_STATS_ENABLED="0"))
 
 
@@ -219,9 +238,10 @@ def measure_redis(programs, plan):
         for place, (scenario, transport, count) in enumerate(cells):
             # Bare handlers know no queue.
             systems = ["kvgate", "axum"] if scenario == "open" else ["kvgate"]
+            ordered = systems[:: 1 if number % 2 else -1]
             turns = [
-                lambda: programs.kvgate(number, scenario, count, systems[:: 1 if number % 2 else -1], transport),
-                lambda: programs.redis(number, scenario, count, transport),
+                functools.partial(programs.kvgate, number, scenario, count, ordered, transport),
+                functools.partial(programs.redis, number, scenario, count, transport),
             ]
             # Nobody is always the first.
             for turn in turns[:: 1 if (number + place) % 2 else -1]:
@@ -232,12 +252,12 @@ def measure_redis(programs, plan):
 def measure_ray(programs, plan):
     records = []
     for number in rounds(plan.rounds, plan.deadline):
-        turns = [
-            lambda: [one for name, count in plan.ray for one in programs.kvgate(number, name, count)],
-            lambda: programs.ray(number, plan.ray),
-        ]
-        for turn in turns[:: 1 if number % 2 else -1]:
-            records += turn()
+        if number % 2 == 0:
+            records += programs.ray(number, plan.ray)
+        for scenario, count in plan.ray:
+            records += programs.kvgate(number, scenario, count)
+        if number % 2 == 1:
+            records += programs.ray(number, plan.ray)
     return records
 
 
@@ -281,9 +301,14 @@ def traced_gate(programs, folder, under):
         log = folder / f"{name}.log"
         running.append(
             subprocess.Popen(
-                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=log.open("w"), env={**environment(), "NO_COLOR": "1"}, cwd=folder, start_new_session=True,
-            )  # fmt: skip
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log.open("w"),
+                env={**environment(), "NO_COLOR": "1"},
+                cwd=folder,
+                start_new_session=True,
+            )
         )
         return log
 
@@ -333,10 +358,18 @@ def about(programs):
     redis = run([redis_server(), "--version"], 10).split()
     version = next(word[2:] for word in redis if word.startswith("v="))
     kvgate = run([programs.built["kvgate"], "--version"], 10).split()[-1]
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     commit = f" ({done.stdout.strip()})" if done.returncode == 0 else ""
     day = time.strftime("%Y-%m-%d")
-    return {"kvgate": kvgate + commit, "Redis": version, "Ray": RAY.split("==")[1], "Linux": platform.release(), "on": day}
+    return {
+        "kvgate": kvgate + commit,
+        "Redis": version,
+        "Ray": RAY.split("==")[1],
+        "Linux": platform.release(),
+        "on": day,
+    }
 
 
 # The whole
@@ -369,15 +402,26 @@ def kept(folder):
     return found
 
 
+def settle(load_max=2.0, seconds=100):
+    """Waits until what was built or measured before no longer shows in the load, but not for others for ever."""
+    end_of_it = time.monotonic() + seconds
+    while (load := os.getloadavg()[0]) > load_max and time.monotonic() < end_of_it:
+        say(f"  waits for a quiet machine: load {load:.1f}")
+        time.sleep(10)
+
+
 def measure(arguments, folder):
     """Whether every part was measured. One that fails does not end the others."""
-    plan = Plan(arguments)
     parts = [name for name in PARTS if name in arguments.only]
     benches = ["redis", *(name for name in ON_REQUEST if name in parts)]
-    programs = Programs(build(benches), plan.seconds)
+    built = build(benches)
+    plan = Plan(arguments)
+    programs = Programs(built, plan.seconds)
     failed = []
     for name in parts:
         say(f"{name}:")
+        if not arguments.quick:
+            settle()
         try:
             records = MEASURES[name](programs, plan)
             if not records:

@@ -1,7 +1,7 @@
 """Tables of docs/performance.md from what was measured, and nothing else: no clock, no process, no network.
 
-A figure is one JSON object. Ratios are taken within a round, from two measurements that were made one after the other, and
-then the median over the rounds: rounds differ more than systems do.
+A figure is one JSON object. Ratios are taken within a round, from two measurements that were made one after the other,
+and then the median over the rounds: rounds differ more than systems do.
 """
 
 import dataclasses
@@ -83,7 +83,13 @@ class Goal:
     def row(self):
         sign = "≥" if self.at_least else "≤"
         aim = NOT_MEASURED if self.aim is None else f"{sign} {number(self.aim)}{self.unit}"
-        return [self.figure, f"{sign} {number(self.must)}{self.unit}", aim, spread(self.measured, self.unit), self.verdict()]
+        return [
+            self.figure,
+            f"{sign} {number(self.must)}{self.unit}",
+            aim,
+            spread(self.measured, self.unit),
+            self.verdict(),
+        ]
 
 
 def goals(parts):
@@ -116,7 +122,15 @@ def goals(parts):
             if one.get("must") is not None:
                 at_least = one["sense"] == "at_least"
                 unit = f" {one['unit']}".rstrip()
-                ask(parts[name], one["figure"], one["must"], one.get("aim"), [one["value"]], at_least=at_least, unit=unit)
+                ask(
+                    parts[name],
+                    one["figure"],
+                    one["must"],
+                    one.get("aim"),
+                    [one["value"]],
+                    at_least=at_least,
+                    unit=unit,
+                )
     return found
 
 
@@ -145,7 +159,7 @@ def machine_of(records):
 
 
 def of_core(text):
-    """Figures from the table of `cargo bench --bench core`: a row for each number of waiters, a column for each command."""
+    """Figures from the table of the bench `core`: a row for each number of waiters, a column for each command."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     if not rows:
         return []
@@ -222,6 +236,10 @@ def middle(measured):
     return number(statistics.median(measured)) if measured else NOT_MEASURED
 
 
+def latency(records, kind, quantiles, **wanted):
+    return " / ".join(middle(values(records, f"{kind}.{quantile}", **wanted)) for quantile in quantiles)
+
+
 def spread(measured, unit=""):
     """The median, and the lowest and highest round."""
     if not measured:
@@ -261,7 +279,15 @@ def machine_part(parts):
                 "quiet" if is_quiet(records) else "**noisy**",
             ]
         )
-    head = ["part", "rounds", "cores", "load at its start", "fdatasync p50, ms", "one-row redb commit p50, ms", "the run was"]
+    head = [
+        "part",
+        "rounds",
+        "cores",
+        "load at its start",
+        "fdatasync p50, ms",
+        "one-row redb commit p50, ms",
+        "the run was",
+    ]
     return text + table(head, rows)
 
 
@@ -279,12 +305,23 @@ def pairs_part(parts):
             [
                 f"{scenario}, {transport}",
                 number(count),
-                *(middle(values(records, "pairs_per_s", system=system, **same)) for system in ("kvgate", "redis", "axum")),
+                *(
+                    middle(values(records, "pairs_per_s", system=system, **same))
+                    for system in ("kvgate", "redis", "axum")
+                ),
                 spread(ratios(records, "kvgate", "redis", **same)),
                 spread(ratios(records, "kvgate", "axum", **same)),
             ]
         )
-    head = ["callers", "connections", "kvgate pairs/s", "Redis pairs/s", "bare axum pairs/s", "kvgate / Redis", "kvgate / axum"]
+    head = [
+        "callers",
+        "connections",
+        "kvgate pairs/s",
+        "Redis pairs/s",
+        "bare axum pairs/s",
+        "kvgate / Redis",
+        "kvgate / axum",
+    ]
     return table(head, rows)
 
 
@@ -300,8 +337,7 @@ def latency_part(parts):
         row = [f"{scenario}, {transport}", number(count)]
         for system in ("kvgate", "redis", "axum"):
             same = {"system": system, "scenario": scenario, "transport": transport, "connections": count}
-            for kind in ("acquire_ms", "release_ms"):
-                row.append(" / ".join(middle(values(records, f"{kind}.{part}", **same)) for part in ("p50", "p99", "p999")))
+            row += [latency(records, kind, ("p50", "p99", "p999"), **same) for kind in ("acquire_ms", "release_ms")]
         rows.append(row)
     head = ["callers", "connections"]
     head += [f"{SYSTEMS[system]} {kind}" for system in ("kvgate", "redis", "axum") for kind in ("acquire", "release")]
@@ -314,15 +350,20 @@ def cost_part(parts):
     for scenario, transport, count in load_cells(records):
         same = {"scenario": scenario, "transport": transport, "connections": count}
         row = [f"{scenario}, {transport}", number(count)]
-        row += [middle(values(records, "server_cpu_us_per_pair", system=system, **same)) for system in ("kvgate", "redis", "axum")]
+        row += [
+            middle(values(records, "server_cpu_us_per_pair", system=system, **same))
+            for system in ("kvgate", "redis", "axum")
+        ]
+        row += [
+            middle(values(records, "load_cpu_us_per_pair", system=system, **same)) for system in ("kvgate", "redis")
+        ]
         row.append(middle(values(records, "operations_per_commit", system="kvgate", **same)))
         row.append(middle(values(records, "commits_per_s", system="kvgate", **same)))
-        row += [
-            number(statistics.median(sizes) / (1 << 20)) if (sizes := values(records, "rss_bytes", system=system, **same)) else NOT_MEASURED
-            for system in ("kvgate", "redis")
-        ]
+        for system in ("kvgate", "redis"):
+            row.append(middle([size / (1 << 20) for size in values(records, "rss_bytes", system=system, **same)]))
         rows.append(row)
     head = ["callers", "connections", "kvgate CPU µs/pair", "Redis CPU µs/pair", "bare axum CPU µs/pair"]
+    head += ["load tool at kvgate", "load tool at Redis"]
     head += ["kvgate operations/commit", "kvgate commits/s", "kvgate MiB", "Redis MiB"]
     return table(head, rows)
 
@@ -336,7 +377,7 @@ def ray_part(parts):
         row = [scenario, number(count)]
         for system in ("kvgate", "ray"):
             row.append(middle(values(records, "pairs_per_s", system=system, **same)))
-            row.append(" / ".join(middle(values(records, f"acquire_ms.{part}", system=system, **same)) for part in ("p50", "p99")))
+            row.append(latency(records, "acquire_ms", ("p50", "p99"), system=system, **same))
             row.append(middle(values(records, "server_cpu_us_per_pair", system=system, **same)))
         row.append(spread(ratios(records, "kvgate", "ray", **same)))
         row.append(spread(ratios(records, "ray", "kvgate", "acquire_ms.p50", **same)))
@@ -352,17 +393,18 @@ def batch_part(parts):
     rows = []
     for count in sorted({one["connections"] for one in cells(records, scenario="batch")}):
         same = {"system": "kvgate", "scenario": "batch", "connections": count}
-        latency = " / ".join(middle(values(records, f"acquire_ms.{part}", **same)) for part in ("p50", "p99"))
         rows.append(
             [
                 number(count),
                 spread(values(records, "pairs_per_s", **same)),
-                latency,
+                latency(records, "acquire_ms", ("p50", "p99"), **same),
                 middle(values(records, "operations_per_commit", **same)),
                 middle(values(records, "server_cpu_us_per_pair", **same)),
             ]
         )
-    return table(["connections", "pairs/s", "a batch of acquires, p50 / p99 ms", "operations/commit", "CPU µs/pair"], rows)
+    return table(
+        ["connections", "pairs/s", "a batch of acquires, p50 / p99 ms", "operations/commit", "CPU µs/pair"], rows
+    )
 
 
 def syncs_part(parts):
@@ -386,7 +428,9 @@ def syncs_part(parts):
                 commits,
             ]
         )
-    return table(["system", "connections", "pairs", "fdatasync and fsync calls", "changes a sync", "what it says itself"], rows)
+    return table(
+        ["system", "connections", "pairs", "fdatasync and fsync calls", "changes a sync", "what it says itself"], rows
+    )
 
 
 def scale_part(parts):
@@ -418,7 +462,8 @@ def document(text, parts):
         body = f"\n{write(parts)}\n"
         pattern = re.compile(rf"(<!-- figures: {name} -->\n).*?<!-- end of {name}[^>]*-->", re.S)
         end = f"<!-- end of {name}: {zlib.crc32(body.encode()):08x} -->"
-        text, found = pattern.subn(lambda match: f"{match[1]}{body}{end}", text)
+        # No backslash is ever in a figure.
+        text, found = pattern.subn(rf"\g<1>{body}{end}", text)
         if found != 1:
             raise ValueError(f"the page has {found} places for {name}, instead of one")
     return text

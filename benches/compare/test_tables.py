@@ -1,4 +1,7 @@
-"""The makers of the tables and the rules of the Ray coordinator, without a process: `python3 benches/compare/test_tables.py`."""
+"""The makers of the tables and the rules of the Ray coordinator, without a process.
+
+python3 benches/compare/test_tables.py
+"""
 
 import json
 import pathlib
@@ -31,7 +34,14 @@ def cell(system, number, rate, **more):
 
 
 # Three rounds, of which the last was slow for both; and a round of which one side is missing.
-ROUNDS = [("kvgate", 1, 3000), ("redis", 1, 2000), ("kvgate", 2, 3300), ("redis", 2, 2000), ("kvgate", 3, 400), ("redis", 3, 400)]
+ROUNDS = [
+    ("kvgate", 1, 3000),
+    ("redis", 1, 2000),
+    ("kvgate", 2, 3300),
+    ("redis", 2, 2000),
+    ("kvgate", 3, 400),
+    ("redis", 3, 400),
+]
 PARTS = {"redis": [cell(*one) for one in [*ROUNDS, ("redis", 4, 9000)]]}
 
 
@@ -81,15 +91,33 @@ class Goals(unittest.TestCase):
     def test_figures_of_others_are_judged_by_their_own_bounds(self):
         lines = [
             {"machine": {"cores": 2, "load": 0.1, "fdatasync_p50_ms": 0.2, "quiet": True}},
-            {"figure": "memory of a lease", "value": 580.0, "unit": "bytes", "sense": "at_most", "must": 600, "aim": 400},
-            {"figure": "told only", "value": 1.0, "unit": "s", "sense": None, "must": None, "aim": None, "detail": {"size": 5}},
+            {
+                "figure": "memory of a lease",
+                "value": 580.0,
+                "unit": "bytes",
+                "sense": "at_most",
+                "must": 600,
+                "aim": 400,
+            },
+            {
+                "figure": "told only",
+                "value": 1.0,
+                "unit": "s",
+                "sense": None,
+                "must": None,
+                "aim": None,
+                "detail": {"size": 5},
+            },
         ]
         rows = [goal.row() for goal in tables.goals({"scale": lines}) if goal.measured]
         self.assertEqual(rows, [["memory of a lease", "≤ 600 bytes", "≤ 400 bytes", "580 bytes", "must"]])
         self.assertIn("| told only | 1 s | size 5 |", tables.scale_part({"scale": lines}))
 
     def test_the_best_number_of_connections_counts_for_batches(self):
-        records = [cell("kvgate", number, rate, scenario="batch", connections=count) for number, count, rate in ((1, 1, 70), (1, 4, 90))]
+        records = [
+            cell("kvgate", number, rate, scenario="batch", connections=count)
+            for number, count, rate in ((1, 1, 70), (1, 4, 90))
+        ]
         self.assertEqual(tables.best(records, "pairs_per_s", scenario="batch"), [90])
 
 
@@ -122,8 +150,12 @@ class WhatOthersPrint(unittest.TestCase):
 
 class Writing(unittest.TestCase):
     def test_numbers(self):
-        told = [tables.number(value) for value in (0, 0.0012, 0.12, 1.0, 1.234, 9.996, 12.34, 99.96, 150, 28930.4, None)]
-        self.assertEqual(told, ["0", "0.0012", "0.12", "1", "1.23", "10", "12.3", "100", "150", "28,930", tables.NOT_MEASURED])
+        told = [
+            tables.number(value) for value in (0, 0.0012, 0.12, 1.0, 1.234, 9.996, 12.34, 99.96, 150, 28930.4, None)
+        ]
+        self.assertEqual(
+            told, ["0", "0.0012", "0.12", "1", "1.23", "10", "12.3", "100", "150", "28,930", tables.NOT_MEASURED]
+        )
 
     def test_every_part_is_written_from_nothing_and_from_something(self):
         for name, write in tables.WRITERS.items():
@@ -137,7 +169,9 @@ class Writing(unittest.TestCase):
         once = tables.document(page, PARTS)
         self.assertEqual(tables.document(once, PARTS), once)
         self.assertIn("| open, tcp | 64 | 3,000 | 2,000 | – | 1.5 (1 to 1.65) | – |", once)
-        hand_written = [line for line in page.splitlines() if line and not line.startswith(("|", "<!--", "Measured with"))]
+        hand_written = [
+            line for line in page.splitlines() if line and not line.startswith(("|", "<!--", "Measured with"))
+        ]
         self.assertEqual([line for line in hand_written if line not in once.splitlines()], [])
         with self.assertRaises(ValueError):
             tables.document(page.replace("<!-- figures: ray -->", ""), PARTS)

@@ -32,7 +32,7 @@ pub use scenario::{Cell, Measured, Ready, Scenario, Service, histogram};
 pub use wire::{Answer, Connection, Target, WireError};
 
 use figures::{Scrape, rounded};
-use machine::{processor_time, resident_bytes};
+use machine::resident_bytes;
 use server::Server;
 
 /// KV tokens of the built-in engine: so many that only leases made for it can fill it.
