@@ -1,4 +1,6 @@
-//! Nanoseconds per command of the core, without store or HTTP, at queues of 1k, 10k and 100k.
+//! Nanoseconds per command of the core, without store or HTTP, at queues of 1k, 10k and 100k; what it
+//! takes when all leases end, all waiters age or all are cancelled at once; and how 60,000 leases that are
+//! renewed every 7 s come into the store.
 //!
 //! `cargo bench --bench core`. Medians of seven rounds; what matters is how the figures grow.
 #![allow(
@@ -11,7 +13,7 @@
 )]
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvgate_core::capacity::FleetConfig;
 use kvgate_core::command::{Acquire, Command};
@@ -20,7 +22,7 @@ use kvgate_core::effect::{Effect, Outcome, Reply};
 use kvgate_core::ids::{EngineId, LeaseId, SessionId, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
-use kvgate_core::policy::Policy;
+use kvgate_core::policy::{Policy, TTL_MAX};
 use kvgate_core::reading::{Reading, Round};
 use kvgate_core::store::{Commit, Image, Store};
 use kvgate_core::ticket::Sent;
@@ -31,21 +33,42 @@ const STEPS: usize = 20_000;
 /// Commands of one turn: what gathers while a commit runs.
 const TURN: usize = 64;
 const HELD: usize = 1_000;
+/// Commands of the longest turn that the writer makes.
+const TURN_MAX: usize = 4_096;
+/// The life of leases that all end at once, and the longest wait.
+const LIFE: Span = Span::from_secs(3_600);
+const PATIENCE: Span = Span::from_secs(7_200);
+/// Leases of a training run at full width, and how often each is renewed.
+const RENEWED: usize = 60_000;
+const RENEWED_EVERY_MS: u64 = 7_000;
+const RENEWED_FOR_MS: u64 = 35_000;
+/// Time between two turns of them.
+const STEP_MS: u64 = 10;
 
-/// A store that costs nothing: only the core is measured.
-struct NoStore;
+/// A store that costs nothing, so that only the core is measured. It counts.
+#[derive(Default)]
+struct Counting {
+    commits: usize,
+    rows: usize,
+    rows_most: usize,
+}
 
-impl Store for NoStore {
+impl Store for Counting {
     type Error = std::convert::Infallible;
 
-    fn commit(&mut self, _commit: Commit<'_>) -> Result<(), Self::Error> {
+    fn commit(&mut self, commit: Commit<'_>) -> Result<(), Self::Error> {
+        self.commits += 1;
+        self.rows += commit.records.len();
+        self.rows_most = self.rows_most.max(commit.records.len());
         Ok(())
     }
 }
 
 struct Bench {
     machine: Option<Box<Machine>>,
+    store: Counting,
     now: Timestamp,
+    ttl: Span,
     next: u64,
     leases: std::collections::VecDeque<LeaseId>,
     waiting: std::collections::VecDeque<TicketId>,
@@ -54,6 +77,11 @@ struct Bench {
 impl Bench {
     /// A full ledger of 1,000 leases, and `waiters` in line.
     fn new(waiters: usize) -> Self {
+        Self::filled(HELD, waiters, TTL_MAX)
+    }
+
+    /// A full ledger of leases with this life, and `waiters` in line.
+    fn filled(held: usize, waiters: usize, ttl: Span) -> Self {
         let engine = EngineId::new("http://127.0.0.1:1");
         let now = Timestamp::from_millis(1_000_000);
         let params = StartParams {
@@ -62,7 +90,7 @@ impl Bench {
             seed: 1,
             policy: Policy {
                 program_admission: true,
-                max_wait: Span::from_secs(86_400),
+                max_wait: PATIENCE,
                 claim_grace: Span::from_secs(60),
                 max_waiting: 1_000_000,
                 stale_after: Span::from_secs(86_400),
@@ -78,12 +106,14 @@ impl Bench {
             Machine::restore(Image::default(), params).commit(&mut MemoryStore::default());
         let mut bench = Self {
             machine: Some(started.machine),
+            store: Counting::default(),
             now,
+            ttl,
             next: 0,
             leases: Default::default(),
             waiting: Default::default(),
         };
-        let capacity = Tokens::new(HELD as u64 * 1_000 * 10 / 9 + 10).unwrap();
+        let capacity = Tokens::new(held as u64 * 1_000 * 10 / 9 + 10).unwrap();
         let reading = Reading::idle(capacity);
         bench.turn(vec![Command::Round(Round {
             began_at: now,
@@ -91,14 +121,14 @@ impl Bench {
             readings: vec![(engine, Ok(reading))],
             start_marks: vec![],
         })]);
-        let mut left = HELD + waiters;
+        let mut left = held + waiters;
         while left > 0 {
             let some = left.min(TURN);
             let commands = (0..some).map(|_| bench.acquire()).collect();
             bench.turn(commands);
             left -= some;
         }
-        assert_eq!(bench.leases.len(), HELD);
+        assert_eq!(bench.leases.len(), held);
         assert_eq!(bench.waiting.len(), waiters);
         bench
     }
@@ -112,7 +142,7 @@ impl Bench {
             sent: Sent::Sum(Tokens::new(1_000).unwrap()),
             scope: Scope::Train,
             protected: false,
-            ttl: Span::from_secs(3_600),
+            ttl: self.ttl,
             client: None,
             request_id: None,
             stays: true,
@@ -133,7 +163,7 @@ impl Bench {
         for command in commands {
             turn.handle(command);
         }
-        let Ok(committed) = turn.finish().commit(&mut NoStore);
+        let Ok(committed) = turn.finish().commit(&mut self.store);
         self.machine = Some(committed.machine);
         for effect in committed.effects {
             match effect {
@@ -171,6 +201,104 @@ impl Bench {
         }
         spent as f64 / steps as f64
     }
+}
+
+/// What a mass of rows costs: all turns, and the longest of them.
+struct Mass {
+    spent: Duration,
+    longest: Duration,
+}
+
+impl Bench {
+    /// Turns with `commands` until there are none left, and until nothing is due.
+    fn drain(&mut self, rows: usize, mut commands: Vec<Command>) -> Mass {
+        let (mut spent, mut longest) = (Duration::ZERO, Duration::ZERO);
+        loop {
+            let some = commands.split_off(commands.len().saturating_sub(TURN_MAX));
+            let began = Instant::now();
+            self.turn(some);
+            let took = began.elapsed();
+            spent += took;
+            longest = longest.max(took);
+            let machine = self.machine.as_ref().unwrap();
+            let view = machine.view();
+            if view.leases as usize + view.waiting as usize <= rows {
+                return Mass { spent, longest };
+            }
+        }
+    }
+
+    /// Lets time pass. A long gap between two turns holds all deadlines for a while (TIM3).
+    fn pass(&mut self, span: Span) {
+        self.now = self.now.after(span);
+        self.turn(Vec::new());
+        self.now = self.now.after(Span::from_secs(10));
+    }
+}
+
+/// All leases end at once.
+fn expiry(rows: usize) -> Mass {
+    let mut bench = Bench::filled(rows, 0, LIFE);
+    bench.pass(LIFE);
+    bench.drain(0, Vec::new())
+}
+
+/// All waiters have waited for as long as they may.
+fn aging(rows: usize) -> Mass {
+    let mut bench = Bench::filled(HELD, rows, TTL_MAX);
+    bench.pass(PATIENCE);
+    bench.drain(HELD, Vec::new())
+}
+
+/// All waiters are cancelled.
+fn cancels(rows: usize) -> Mass {
+    let mut bench = Bench::filled(HELD, rows, TTL_MAX);
+    let commands = bench.waiting.iter().cloned().map(Command::Cancel).collect();
+    bench.drain(HELD, commands)
+}
+
+/// A name, and what is measured.
+type MassCase = (&'static str, fn(usize) -> Mass);
+
+const MASSES: [MassCase; 3] = [
+    ("all leases end", expiry),
+    ("all waiters age", aging),
+    ("all waiters are cancelled", cancels),
+];
+
+/// How renewals come into the store (LEA2).
+fn renewals(leases: usize) {
+    let mut bench = Bench::filled(leases, 0, Span::from_secs(600));
+    bench.store = Counting::default();
+    let (mut renewed, mut longest) = (0, Duration::ZERO);
+    let began = Instant::now();
+    for at in (0..RENEWED_FOR_MS).step_by(STEP_MS as usize) {
+        let until = ((at % RENEWED_EVERY_MS + STEP_MS) * leases as u64 / RENEWED_EVERY_MS) as usize;
+        let from = (at % RENEWED_EVERY_MS * leases as u64 / RENEWED_EVERY_MS) as usize;
+        let commands: Vec<Command> = (from..until)
+            .map(|lease| Command::Renew {
+                lease: bench.leases[lease],
+                ttl: None,
+            })
+            .collect();
+        renewed += commands.len();
+        bench.now = bench.now.after(Span::from_millis(STEP_MS - 1));
+        let turn = Instant::now();
+        bench.turn(commands);
+        longest = longest.max(turn.elapsed());
+    }
+    let Counting {
+        commits,
+        rows,
+        rows_most,
+    } = bench.store;
+    println!(
+        "{leases} leases renewed every {} s: {:.2} commits per 1,000 renewals, {rows} rows for {renewed} renewals, at most {rows_most} in one; {:.0} ns a renewal, longest turn {:.1} ms",
+        RENEWED_EVERY_MS / 1_000,
+        commits as f64 * 1e3 / renewed as f64,
+        began.elapsed().as_nanos() as f64 / renewed as f64,
+        longest.as_secs_f64() * 1e3,
+    );
 }
 
 fn median(mut figures: Vec<f64>) -> f64 {
@@ -241,4 +369,25 @@ fn main() {
         }
         println!("{row}");
     }
+    println!("\nns a row, and the longest turn in ms, at once");
+    println!(
+        "| rows |{}",
+        MASSES.map(|(name, _)| format!(" {name} |")).concat()
+    );
+    println!("|---|{}", "---|".repeat(MASSES.len()));
+    for &size in sizes {
+        let mut row = format!("| {size} |");
+        for (_, mass) in MASSES {
+            let masses: Vec<Mass> = (0..rounds).map(|_| mass(size)).collect();
+            let longest = masses.iter().map(|mass| mass.longest.as_secs_f64() * 1e3);
+            let longest = median(longest.collect());
+            let each = masses
+                .iter()
+                .map(|mass| mass.spent.as_nanos() as f64 / size as f64);
+            row += &format!(" {:.0}, {longest:.1} |", median(each.collect()));
+        }
+        println!("{row}");
+    }
+    println!();
+    renewals(if quick { sizes[0] } else { RENEWED });
 }

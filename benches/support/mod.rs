@@ -1,5 +1,5 @@
 //! What the benches share: servers in processes of their own, and plain HTTP connections to them.
-#![allow(dead_code, reason = "each bench uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each bench uses a part of it")]
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -8,14 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
-use hyper::{Method, Request};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
+
+pub use kvgate::load::{histogram, millis};
 
 /// A server in a process of its own. Killed when dropped.
 pub struct Server {
@@ -26,10 +27,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// The binary on a port of its own, ready.
+    /// The binary, or the one that `KVGATE_BIN` names, on a port of its own, ready.
     pub fn kvgate(data: &Path, arguments: &[&str]) -> Self {
         let began = Instant::now();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kvgate"))
+        let program = std::env::var_os("KVGATE_BIN");
+        let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_kvgate").into());
+        let mut child = Command::new(program)
             .args(["serve", "--listen", "127.0.0.1:0", "--log-format", "json"])
             .args(arguments)
             .arg("--data")
@@ -125,6 +128,18 @@ pub async fn get_text(connection: &mut Connection, path: &str) -> Bytes {
 }
 
 async fn send(connection: &mut Connection, method: Method, path: &str, body: String) -> Bytes {
+    let (status, body) = call(connection, method, path, body).await;
+    assert!(status.is_success(), "{path}: {status} {body:?}");
+    body
+}
+
+/// Any call, and whatever is answered.
+pub async fn call(
+    connection: &mut Connection,
+    method: Method,
+    path: &str,
+    body: String,
+) -> (StatusCode, Bytes) {
     connection.ready().await.unwrap();
     let request = Request::builder()
         .method(method)
@@ -135,25 +150,16 @@ async fn send(connection: &mut Connection, method: Method, path: &str, body: Str
         .unwrap();
     let answer = connection.send_request(request).await.unwrap();
     let status = answer.status();
-    let body = answer.into_body().collect().await.unwrap().to_bytes();
-    assert!(status.is_success(), "{path}: {status} {body:?}");
-    body
+    (
+        status,
+        answer.into_body().collect().await.unwrap().to_bytes(),
+    )
 }
 
 /// Tickets are never used again: not in this run, nor in one before it.
 pub fn ticket() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("bench-ticket-{:023}", NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// Of nanoseconds.
-pub fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1_000, 60_000_000_000, 3).unwrap()
-}
-
-/// A quantile in milliseconds.
-pub fn millis(nanos: &Histogram<u64>, quantile: f64) -> f64 {
-    nanos.value_at_quantile(quantile) as f64 / 1e6
 }
 
 /// The machine's load, which every figure is to be read with.

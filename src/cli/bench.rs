@@ -12,6 +12,7 @@ use serde::Serialize;
 use url::{Host, Url};
 
 use super::Ended;
+use super::client::token;
 use super::out;
 use crate::boot::{self, Failure};
 use crate::config::ConfigError;
@@ -43,6 +44,8 @@ Examples:
 const CONNECTIONS_MAX: usize = 20_000;
 /// Most acquires in one call: the bound of the API.
 const BATCH_MAX: usize = 1_000;
+/// Most leases that batches hold at a time.
+const HELD_MAX: usize = 100_000;
 /// Exit code of a signal, as a shell reports an interrupt.
 const INTERRUPTED: u8 = 130;
 
@@ -73,6 +76,9 @@ pub(super) struct Bench {
     /// What is measured: the service, and bare axum handlers for the same bodies
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_values = ["kvgate", "axum"])]
     systems: Vec<SystemName>,
+    /// Measure another build of this program as well, in turn with this one
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["url", "socket"])]
+    against: Option<PathBuf>,
     /// Pairs a second of `arrivals`: 1 to 1000000
     #[arg(long, value_name = "COUNT", default_value_t = 1_000.0)]
     rate: f64,
@@ -106,6 +112,12 @@ pub(super) struct Bench {
     /// Take addresses of other machines in --url
     #[arg(long, requires = "url")]
     any_address: bool,
+    /// File with the token for a service that asks for one, as in `kvgate state`
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Which line of a file with `name:scope:token` lines
+    #[arg(long, value_name = "NAME")]
+    token_name: Option<String>,
     /// Process of the service of --url or --socket, for processor time and memory
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
@@ -173,7 +185,7 @@ enum Fields {
 }
 
 impl Bench {
-    fn plan(&self) -> Result<Plan, ConfigError> {
+    fn plan(&self) -> Result<Plan, Ended> {
         let within = |is_within: bool, says: &str| match is_within {
             true => Ok(()),
             false => Err(ConfigError::new(says)),
@@ -209,28 +221,38 @@ impl Bench {
         within(self.wait_s <= 60, "wait-s must be 0 to 60")?;
         let &[ticket_chars, session_chars] = self.id_chars.as_slice() else {
             let says = "id-chars must be two numbers: of a ticket and of a session, such as 36,17";
-            return Err(ConfigError::new(says));
+            return Err(ConfigError::new(says).into());
         };
         within(
             (ID_CHARS_MIN..=ID_CHARS_MAX).contains(&ticket_chars)
                 && (SESSION_CHARS_MIN..=ID_CHARS_MAX).contains(&session_chars),
             "id-chars must be 20 to 512 for a ticket and 16 to 512 for a session",
         )?;
+        let has_batches = self.scenario.contains(&ScenarioName::Batch);
+        let most = counts.iter().max().copied().unwrap_or(1);
+        within(
+            !has_batches || most.saturating_mul(self.batch) <= HELD_MAX,
+            "connections times batch must be at most 100000, since all of them are held at once; say fewer \
+             --connections, or a smaller --batch",
+        )?;
         let (gate, transports) = self.gate()?;
+        let mut systems = Vec::new();
+        for system in &self.systems {
+            match system {
+                SystemName::Kvgate => {
+                    systems.push(System::Kvgate);
+                    systems.extend(self.against.as_ref().map(|_| System::Against));
+                }
+                SystemName::Axum => systems.push(System::Axum),
+            }
+        }
         Ok(Plan {
             scenarios: self.scenario.iter().map(|name| name.scenario()).collect(),
             connections: self.connections.clone(),
             time: Duration::from_secs_f64(self.seconds),
             rounds: self.rounds,
             transports,
-            systems: self
-                .systems
-                .iter()
-                .map(|system| match system {
-                    SystemName::Kvgate => System::Kvgate,
-                    SystemName::Axum => System::Axum,
-                })
-                .collect(),
+            systems,
             rate: self.rate,
             batch: self.batch,
             slots: self.slots,
@@ -243,12 +265,13 @@ impl Bench {
             threads: self.threads,
             data: self.data.clone(),
             gate,
+            against: self.against.clone(),
         })
     }
 
     /// The service, and how it is reached.
-    fn gate(&self) -> Result<(Where, Vec<Transport>), ConfigError> {
-        let service = match (&self.url, &self.socket) {
+    fn gate(&self) -> Result<(Where, Vec<Transport>), Ended> {
+        let mut service = match (&self.url, &self.socket) {
             (None, None) => {
                 return Ok((Where::Own(self.flags.clone()), self.transport.transports()));
             }
@@ -258,6 +281,11 @@ impl Bench {
             },
             (Some(url), None) => at_url(url, self.any_address)?,
         };
+        let token = token(self.token_file.as_deref(), self.token_name.as_deref())?;
+        service.head.authorization = token.and_then(|token| {
+            let header = token.authorization();
+            header.to_str().ok().map(str::to_owned)
+        });
         let transport = match service.target {
             Target::Tcp(_) => Transport::Tcp,
             Target::Unix(_) => Transport::Unix,

@@ -232,7 +232,7 @@ impl Client {
             url => url,
         };
         let (base, socket) = address(url)?;
-        let token = token(service)?;
+        let token = token(service.token_file.as_deref(), service.token_name.as_deref())?;
         // Fails only when a provider is installed already, which serves as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut http = reqwest::Client::builder()
@@ -405,17 +405,14 @@ fn address(text: &str) -> Result<(Url, Option<&Path>), CallError> {
     }
 }
 
-fn token(service: &Service) -> Result<Option<Secret>, CallError> {
-    let name = service
-        .token_name
-        .as_deref()
-        .filter(|name| !name.is_empty());
+/// The token that is shown to a service, from a named file or the environment.
+pub(super) fn token(file: Option<&Path>, name: Option<&str>) -> Result<Option<Secret>, CallError> {
+    let name = name.filter(|name| !name.is_empty());
     let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
     // As in the clients: what is said on the command line, then the token itself, then a file, which may
     // be the one that the service of the same environment reads.
-    let path = service.token_file.clone();
-    let path = match path.filter(|path| !path.as_os_str().is_empty()) {
-        Some(path) => path,
+    let path = match file.filter(|path| !path.as_os_str().is_empty()) {
+        Some(path) => path.to_owned(),
         None if name.is_some() => match variable(TOKEN_FILE_VARIABLE) {
             Some(path) => path.into(),
             None => {
@@ -431,7 +428,7 @@ fn token(service: &Service) -> Result<Option<Secret>, CallError> {
         },
     };
     let path = path.as_path();
-    let text = file(path).map_err(|error| CallError::TokenFile(path.to_path_buf(), error))?;
+    let text = text(path).map_err(|error| CallError::TokenFile(path.to_path_buf(), error))?;
     let shown = format!("{path:?}");
     match chosen(&text, name) {
         Ok(token) => secret(&shown, token).map(Some),
@@ -443,7 +440,7 @@ fn secret(of: &str, token: &str) -> Result<Secret, CallError> {
     Secret::new(token).map_err(|error| CallError::BadToken(of.to_owned(), error))
 }
 
-fn file(path: &Path) -> io::Result<String> {
+fn text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let file = std::fs::File::open(path)?;
     file.take(TOKEN_FILE_BYTES_MAX).read_to_string(&mut text)?;

@@ -43,6 +43,8 @@ pub(super) async fn acquire(
     JsonBody(request): JsonBody<AcquireRequest>,
 ) -> Result<Response, Fault> {
     let asked = convert::asked(&request, app.config())?;
+    // Thousands of calls wait at once: what was read is not kept until then.
+    drop(request);
     let wait = convert::spread(asked.wait, asked.acquire.ticket.as_str());
     let (wait, _place) = may_wait.for_at_most(wait);
     let may_wait = !wait.is_zero();

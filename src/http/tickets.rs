@@ -92,6 +92,7 @@ pub(super) async fn wait(
         .enumerate()
         .map(|(index, text)| convert::ticket(&format!("/ticket_ids/{index}"), text))
         .collect::<Result<Vec<_>, _>>()?;
+    drop(request);
     let (wait, _place) = may_wait.for_at_most(wait);
     let watched = match app.gate().watch(tickets, wait).await {
         Ok(watched) => watched,

@@ -1,5 +1,6 @@
 //! Requests as bytes, made once: between two of them only the digits of their ids change.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,14 +85,21 @@ impl Ids {
 const ID_HEAD: usize = 8;
 
 /// What stands above every request to one service.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Head {
     /// Name of the service in `Host`.
     pub host: String,
     /// Path before that of the call, such as a proxy asks for; empty or with a leading `/`.
     pub prefix: String,
-    /// Value of `Authorization`.
+    /// Value of `Authorization`; it is never shown.
     pub authorization: Option<String>,
+}
+
+impl fmt::Debug for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, prefix, .. } = self;
+        write!(f, "Head({host}{prefix})")
+    }
 }
 
 impl Head {
@@ -366,6 +374,11 @@ mod tests {
         assert!(head.contains(&length), "{head}");
         assert!(head.contains("authorization: Bearer x"), "{head}");
         serde_json::from_str(body).unwrap()
+    }
+
+    #[test]
+    fn a_token_is_not_shown() {
+        assert_eq!(format!("{:?}", head()), "Head(localhost)");
     }
 
     #[test]

@@ -55,6 +55,8 @@ impl Transport {
 pub enum System {
     /// The service.
     Kvgate,
+    /// The service as another build of this program is it.
+    Against,
     /// Handlers that only read and write the bodies.
     Axum,
 }
@@ -65,6 +67,7 @@ impl System {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kvgate => "kvgate",
+            Self::Against => "against",
             Self::Axum => "axum",
         }
     }

@@ -20,13 +20,14 @@ use std::time::Duration;
 use serde::Deserialize;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::block_in_place;
 use tokio::time::timeout;
 
 use crate::demo::{DemoError, FakeFleet, FleetSpec};
 
 pub use ask::{Head, ID_CHARS_MAX, ID_CHARS_MIN, Ids, SESSION_CHARS_MIN, Shape};
 pub use bare::serve as serve_bare;
-pub use figures::{Figures, Latency, Proof, System, Transport, median};
+pub use figures::{Figures, Latency, Proof, System, Transport, median, millis};
 pub use machine::{Machine, processor_time};
 pub use scenario::{Cell, Measured, Ready, Scenario, Service, histogram};
 pub use wire::{Answer, Connection, Target, WireError};
@@ -77,6 +78,8 @@ pub struct Plan {
     pub data: PathBuf,
     /// The service that is driven.
     pub gate: Where,
+    /// Another build of the program, as [`System::Against`].
+    pub against: Option<PathBuf>,
 }
 
 /// The service that is driven.
@@ -179,6 +182,9 @@ impl LoadError {
 
 /// Makes all measurements of a plan, and tells of each. A signal ends it, and what it started.
 ///
+/// What blocks does so in place: a run that is given up never leaves a thread behind that goes on to write.
+/// So this needs a runtime of several threads.
+///
 /// # Errors
 /// See [`LoadError`].
 pub async fn run(
@@ -219,6 +225,7 @@ struct Run<'a> {
     plan: &'a Plan,
     ids: Ids,
     gate: Gate,
+    against: Option<Gate>,
     bare: Option<Server>,
     fleet: Option<FakeFleet>,
     proof: Proof,
@@ -231,20 +238,19 @@ impl<'a> Run<'a> {
         mut tell: impl FnMut(Told<'_>) -> Result<(), LoadError>,
     ) -> Result<(), LoadError> {
         let folders = Folders::new(&plan.data)?;
-        let folder = folders.data.path().to_owned();
+        let folder = folders.data.path();
         let time = plan.time.min(DISK_TIME_MAX);
-        let machine = aside(move || Machine::measure(&folder, time)).await?;
+        let machine = block_in_place(|| Machine::measure(folder, time))?;
         tell(Told::Machine(&machine))?;
         let mut run = Self::start(plan, folders).await?;
         for round in 1..=plan.rounds {
             for &transport in &plan.transports {
                 for &scenario in &plan.scenarios {
                     for connections in run.connections(scenario) {
-                        // Nobody is always the first after a pause.
                         let mut systems = run.systems(scenario);
-                        if round % 2 == 0 {
-                            systems.reverse();
-                        }
+                        // Nobody is always the one who comes after the same other.
+                        let first = round % systems.len().max(1);
+                        systems.rotate_left(first);
                         for system in systems {
                             let cell = run.cell(scenario, connections);
                             let measured = run.measure(system, transport, cell, round).await?;
@@ -254,8 +260,11 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        if matches!(plan.gate, Where::Own(_)) && plan.systems.contains(&System::Kvgate) {
-            let proof = run.proof.and(run.gate.proof().await?);
+        if matches!(plan.gate, Where::Own(_)) {
+            let mut proof = run.proof.and(run.gate.proof().await?);
+            if let Some(against) = &mut run.against {
+                proof = proof.and(against.proof().await?);
+            }
             tell(Told::Proof(&proof))?;
             if !proof.holds() {
                 return Err(LoadError::Proof(proof));
@@ -268,22 +277,32 @@ impl<'a> Run<'a> {
         let bare = match plan.systems.contains(&System::Axum) {
             true => {
                 let socket = folders.socket("bare");
-                Some(aside(|| Server::bare(socket)).await?)
+                Some(block_in_place(|| Server::bare(socket))?)
             }
             false => None,
         };
-        let (gate, fleet) = match &plan.gate {
+        let (gate, against, fleet) = match &plan.gate {
             Where::Own(_) => {
                 let fleet = FakeFleet::start(FleetSpec::uniform(1, POOL_TOKENS)).await?;
-                let gate = Gate::start(plan, &folders, &fleet, false).await?;
-                (gate, Some(fleet))
+                let gate = Gate::start(plan, System::Kvgate, &folders, &fleet, false).await?;
+                let against = match &plan.against {
+                    Some(_) => {
+                        Some(Gate::start(plan, System::Against, &folders, &fleet, false).await?)
+                    }
+                    None => None,
+                };
+                (gate, against, Some(fleet))
             }
-            Where::Running(service, pid) => (Gate::of_others(service.clone(), *pid).await?, None),
+            Where::Running(service, pid) => {
+                let gate = Gate::of_others(service.clone(), *pid).await?;
+                (gate, None, None)
+            }
         };
         Ok(Self {
             plan,
             ids: Ids::new(getrandom::u32().unwrap_or_else(|_| std::process::id())),
             gate,
+            against,
             bare,
             fleet,
             proof: Proof::default(),
@@ -306,7 +325,7 @@ impl<'a> Run<'a> {
     fn systems(&self, scenario: Scenario) -> Vec<System> {
         let mut systems = self.plan.systems.clone();
         if !matches!(scenario, Scenario::Open | Scenario::Arrivals) {
-            systems.retain(|system| *system == System::Kvgate);
+            systems.retain(|system| *system != System::Axum);
         }
         systems
     }
@@ -344,19 +363,22 @@ impl<'a> Run<'a> {
         round: usize,
     ) -> Result<Figures, LoadError> {
         // Closes go on for long after they were asked for: others are not to pay for them.
-        let own = match (&self.fleet, cell.scenario) {
+        let mut own = match (&self.fleet, cell.scenario) {
             (Some(fleet), Scenario::Closes) => {
-                Some(Gate::start(self.plan, &self.folders, fleet, true).await?)
+                Some(Gate::start(self.plan, system, &self.folders, fleet, true).await?)
             }
             _ => None,
         };
-        let mut own = own;
-        let gate = own.as_mut().unwrap_or(&mut self.gate);
+        let gate = match (&mut own, &mut self.against, system) {
+            (Some(own), _, _) => own,
+            (None, Some(against), System::Against) => against,
+            _ => &mut self.gate,
+        };
         let (service, pid) = match (system, &self.bare) {
             (System::Axum, Some(bare)) => (bare.service(transport), Some(bare.pid())),
             _ => (gate.service(transport), gate.pid),
         };
-        let is_gate = system == System::Kvgate;
+        let is_gate = system != System::Axum;
         let load = std::process::id();
         let mut callers = Ready::connect(&service, &cell, &self.ids).await?;
         let scraped = gate.scrape().await?;
@@ -466,6 +488,7 @@ enum Reached {
 impl Gate {
     async fn start(
         plan: &Plan,
+        system: System,
         folders: &Folders,
         fleet: &FakeFleet,
         closes: bool,
@@ -481,23 +504,27 @@ impl Gate {
         if let Where::Own(more) = &plan.gate {
             flags.extend(more.iter().cloned());
         }
-        let data = folder.path().to_owned();
-        let socket = folders.socket(if closes { "closes" } else { "gate" });
-        let server = aside(move || Server::kvgate(&data, socket, &flags)).await?;
+        let name = if closes { "closes" } else { system.name() };
+        let socket = folders.socket(name);
+        let program = plan.against.as_deref();
+        let program = program.filter(|_| system == System::Against);
+        let start = || Server::kvgate(program, folder.path(), socket, &flags);
+        let server = block_in_place(start)?;
         let pid = server.pid();
         let service = server.service(Transport::Tcp);
-        Self::open(Reached::Own(server), service, Some(pid), Some(folder)).await
+        Self::open(Some(folder), Reached::Own(server), service, Some(pid)).await
     }
 
     async fn of_others(service: Service, pid: Option<u32>) -> Result<Self, LoadError> {
-        Self::open(Reached::Running(service.clone()), service, pid, None).await
+        Self::open(None, Reached::Running(service.clone()), service, pid).await
     }
 
+    /// The folder comes first, since what comes first is dropped last: after the server that writes there.
     async fn open(
+        folder: Option<TempDir>,
         reached: Reached,
         service: Service,
         pid: Option<u32>,
-        folder: Option<TempDir>,
     ) -> Result<Self, LoadError> {
         let connection = Connection::open(&service.target)
             .await
@@ -581,13 +608,4 @@ impl Gate {
         }
         Ok(proof)
     }
-}
-
-/// Runs what blocks beside the tasks of the runtime.
-async fn aside<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
-) -> Result<T, LoadError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or(Err(LoadError::Ended))
 }

@@ -546,7 +546,12 @@ impl Caller {
                     self.shared.granted.fetch_add(1, Ordering::Relaxed);
                     return Ok(true);
                 }
-                Decision::Wait => lock(&self.measured).asked_again += 1,
+                Decision::Wait { rest } => {
+                    lock(&self.measured).asked_again += 1;
+                    if !rest.is_zero() {
+                        tokio::time::sleep(rest).await;
+                    }
+                }
                 Decision::Bypass => {
                     lock(&self.measured).bypassed += 1;
                     return Ok(false);
@@ -708,7 +713,10 @@ fn refused(measured: &Mutex<Measured>, answer: Answer<'_>) {
 /// What an acquire came to.
 enum Decision<'a> {
     Admit(&'a str),
-    Wait,
+    /// Ask again after this time.
+    Wait {
+        rest: Duration,
+    },
     Bypass,
     Other,
 }
@@ -718,13 +726,19 @@ enum Decision<'a> {
 struct Decided<'a> {
     action: &'a str,
     lease_id: Option<&'a str>,
+    poll_after_s: Option<f64>,
 }
 
 impl<'a> Decided<'a> {
     fn decision(self) -> Decision<'a> {
         match (self.action, self.lease_id) {
             ("admit", Some(lease)) => Decision::Admit(lease),
-            ("wait", _) => Decision::Wait,
+            ("wait", _) => {
+                let rest = Duration::try_from_secs_f64(self.poll_after_s.unwrap_or_default());
+                Decision::Wait {
+                    rest: rest.unwrap_or_default(),
+                }
+            }
             ("bypass", _) => Decision::Bypass,
             _ => Decision::Other,
         }
@@ -798,8 +812,11 @@ mod tests {
             Decision::of(answer(200, admit)),
             Decision::Admit("7-ab")
         ));
-        let wait = r#"{"action":"wait","position":3}"#;
-        assert!(matches!(Decision::of(answer(202, wait)), Decision::Wait));
+        let wait = r#"{"action":"wait","position":3,"poll_after_s":0.25}"#;
+        let rest = Duration::from_millis(250);
+        assert!(
+            matches!(Decision::of(answer(202, wait)), Decision::Wait { rest: told } if told == rest)
+        );
         let bypass = r#"{"action":"bypass"}"#;
         assert!(matches!(
             Decision::of(answer(200, bypass)),

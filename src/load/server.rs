@@ -27,9 +27,17 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// This program as the service, with its store in `folder`.
-    pub fn kvgate(folder: &Path, socket: PathBuf, flags: &[String]) -> Result<Self, LoadError> {
-        let mut command = this_program()?;
+    /// This or another build of the program as the service, with its store in `folder`.
+    pub fn kvgate(
+        program: Option<&Path>,
+        folder: &Path,
+        socket: PathBuf,
+        flags: &[String],
+    ) -> Result<Self, LoadError> {
+        let mut command = match program {
+            Some(program) => bare_of_settings(Command::new(program)),
+            None => this_program()?,
+        };
         command
             .args(["serve", "--log-format", "json", "--listen", "127.0.0.1:0"])
             .arg("--listen")
@@ -111,18 +119,22 @@ impl Drop for Server {
     }
 }
 
-/// This very executable, with nothing in its environment that it could take for a setting.
+/// This very executable.
 fn this_program() -> Result<Command, LoadError> {
     let program = std::env::current_exe()
         .map_err(|error| LoadError::io("this program does not find itself", error))?;
-    let mut command = Command::new(program);
+    Ok(bare_of_settings(Command::new(program)))
+}
+
+/// A command with nothing in its environment that it could take for a setting.
+fn bare_of_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("KVGATE_") {
             command.env_remove(name);
         }
     }
     command.env("RUST_LOG", "info");
-    Ok(command)
+    command
 }
 
 /// Reads the log until the service is ready; its port.

@@ -179,11 +179,11 @@ mod tests {
     fn a_head_is_read_when_it_is_whole() {
         let text =
             b"HTTP/1.1 202 Accepted\r\nx: y\r\nContent-Length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n\r\n";
-        for cut in 0..52 {
+        for cut in 0..50 {
             assert!(Head::parse(&text[..cut]).unwrap().is_none(), "{cut}");
         }
         let head = Head::parse(text).unwrap().unwrap();
-        assert_eq!((head.status, head.bytes, head.body_bytes), (202, 52, 2));
+        assert_eq!((head.status, head.bytes, head.body_bytes), (202, 50, 2));
     }
 
     #[test]

@@ -159,6 +159,11 @@ impl Decisions {
         self.next = self.next.saturating_add(1);
         if self.ring.len() >= DECISIONS_KEPT {
             self.ring.pop_front();
+        } else if self.ring.len() == self.ring.capacity() {
+            // Doubling would go beyond what is ever kept.
+            let more = self.ring.len().clamp(64, DECISIONS_KEPT);
+            let room = DECISIONS_KEPT.saturating_sub(self.ring.len());
+            self.ring.reserve_exact(more.min(room));
         }
         self.ring.push_back(DecisionEntry {
             number: self.next,

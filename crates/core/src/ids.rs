@@ -5,6 +5,8 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use core::fmt;
 
+use arcstr::ArcStr;
+
 /// The longest caller-chosen id in bytes (ID1).
 pub const ID_BYTES_MAX: usize = 512;
 
@@ -25,7 +27,7 @@ pub enum IdError {
     Dots,
 }
 
-fn checked(text: &str) -> Result<Arc<str>, IdError> {
+fn checked(text: &str) -> Result<ArcStr, IdError> {
     if text.is_empty() {
         return Err(IdError::Empty);
     }
@@ -38,12 +40,12 @@ fn checked(text: &str) -> Result<Arc<str>, IdError> {
     if text == "." || text == ".." {
         return Err(IdError::Dots);
     }
-    Ok(Arc::from(text))
+    Ok(ArcStr::from(text))
 }
 
-fn checked_unless_empty(text: &str) -> Result<Arc<str>, IdError> {
+fn checked_unless_empty(text: &str) -> Result<ArcStr, IdError> {
     if text.is_empty() {
-        return Ok(Arc::from(text));
+        return Ok(ArcStr::from(text));
     }
     checked(text)
 }
@@ -52,7 +54,7 @@ macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident: $check:ident) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(Arc<str>);
+        pub struct $name(ArcStr);
 
         impl $name {
             /// Checks the id against ID1.

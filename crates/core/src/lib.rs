@@ -9,6 +9,7 @@
 
 extern crate alloc;
 
+mod arena;
 pub mod audit;
 pub mod batch;
 pub mod capacity;
@@ -22,12 +23,14 @@ mod delivery;
 pub mod effect;
 pub mod event;
 mod fanout;
+mod few;
 pub mod ids;
 mod ledger;
 mod lifecycle;
 pub mod machine;
 pub mod memory;
 mod operate;
+mod ordered;
 mod pass;
 pub mod policy;
 mod presence;
@@ -35,6 +38,7 @@ mod queue;
 mod read;
 pub mod reading;
 pub mod record;
+mod renewals;
 pub mod report;
 mod sessions;
 pub mod settings;
@@ -43,6 +47,7 @@ mod steps;
 pub mod store;
 pub mod tally;
 pub mod ticket;
+mod tickets;
 pub mod turn;
 pub mod units;
 pub mod view;

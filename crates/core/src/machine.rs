@@ -11,11 +11,11 @@ use crate::decisions::Decisions;
 use crate::fanout::Fanout;
 use crate::ids::{CloseNo, Issue, LeaseId, RowNo, RunId, Term};
 use crate::policy::{
-    FIRST_ROUND_WAIT, PAUSE_AFTER, PAUSE_EVERY, PAUSE_HOLD_MAX, Policy, RENEWALS_EVERY,
-    RESTART_GRACE, TALLY_EVERY,
+    FIRST_ROUND_WAIT, PAUSE_AFTER, PAUSE_EVERY, PAUSE_HOLD_MAX, Policy, RESTART_GRACE, TALLY_EVERY,
 };
 use crate::presence::{Presence, Presences};
 use crate::record::Record;
+use crate::renewals::Renewals;
 use crate::settings::Settings;
 use crate::state::{LoadSum, Start, State};
 use crate::store::Image;
@@ -73,9 +73,7 @@ pub struct Machine {
     /// The counters as last stored.
     pub(crate) stored_tally: Tally,
     pub(crate) tally_stored_at: Timestamp,
-    /// Leases renewed since they were last written, and since when there are any (LEA2).
-    pub(crate) renewed: BTreeSet<RowNo>,
-    pub(crate) renewed_since: Option<Timestamp>,
+    pub(crate) renewals: Renewals,
     /// Forgotten rows that the store still has; removed with a later batch (section 9).
     pub(crate) forgotten: Vec<RowNo>,
     pub(crate) forgotten_closes: Vec<CloseNo>,
@@ -141,12 +139,11 @@ impl Machine {
             fleet: Fleet::restore(fleet, engines, now),
             policy: Arc::new(settings.effective()),
             settings: Arc::new(settings),
-            presences: Presences::new(seed),
+            presences: Presences::default(),
             in_flight: Tally::default(),
             stored_tally,
             tally_stored_at: now,
-            renewed: BTreeSet::new(),
-            renewed_since: None,
+            renewals: Renewals::default(),
             forgotten: Vec::new(),
             forgotten_closes: Vec::new(),
             raised_windows: BTreeSet::new(),
@@ -234,13 +231,13 @@ impl Machine {
         let tally_dirty = self.tally_to_store() != self.stored_tally || self.has_riders();
         let writes = [
             tally_dirty.then(|| self.tally_stored_at.after(TALLY_EVERY)),
-            self.renewed_since.map(|since| since.after(RENEWALS_EVERY)),
+            self.renewals.due_at(),
         ];
         if let Some(hold) = self.hold {
             let writes = writes.into_iter().flatten().min();
             return Some(writes.map_or(hold.until, |at| at.min(hold.until)));
         }
-        let clock = self.state.clocks.first().map(|(since, _)| *since);
+        let clock = self.state.clocks.first().map(|((since, _), ())| *since);
         let deadlines = [
             self.state.forget_at(),
             self.state.ledger.first_end().map(|(at, _)| at),
@@ -281,7 +278,7 @@ impl Machine {
     /// A picture for readers.
     #[must_use]
     pub fn view(&self) -> View {
-        let waiting_since = self.state.clocks.first().map(|(since, _)| *since);
+        let waiting_since = self.state.clocks.first().map(|((since, _), ())| *since);
         let oldest_lease = self
             .state
             .ledger

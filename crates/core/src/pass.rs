@@ -2,7 +2,6 @@
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
 
 use crate::batch::Batch;
 use crate::decide::{Decision, Request};
@@ -12,7 +11,7 @@ use crate::effect::{Answer, Effect, Reply};
 use crate::event::QueueEnd;
 use crate::ids::{RowNo, Seq, TicketId};
 use crate::machine::is_remembered_in_memory_only;
-use crate::policy::{DECISIONS_PER_TURN, NOTICE_FOR, RENEWALS_EVERY, TALLY_EVERY};
+use crate::policy::{DECISIONS_PER_TURN, NOTICE_FOR, TALLY_EVERY};
 use crate::presence::Presence;
 use crate::record::Record;
 use crate::tally::CancelledHow;
@@ -118,7 +117,7 @@ impl Turn {
     /// that of those who stand before it. It leaves then; nothing is overtaken by that.
     fn age_out(&mut self, left: &mut usize) {
         let judged_at = self.machine.judged_at();
-        while let Some((since, row)) = self.machine.state.clocks.first().copied() {
+        while let Some(((since, row), ())) = self.machine.state.clocks.first().copied() {
             if *left == 0 || !judged_at.reached(since.after(self.machine.policy.max_wait)) {
                 return;
             }
@@ -294,10 +293,11 @@ impl Turn {
         let tally_dirty = tally != machine.stored_tally || machine.has_riders();
         let tally_due =
             tally_dirty && (last || self.now.reached(machine.tally_stored_at.after(TALLY_EVERY)));
-        let renewals_due = machine
-            .renewed_since
-            .is_some_and(|since| last || self.now.reached(since.after(RENEWALS_EVERY)));
-        if !self.records.is_empty() || tally_due || renewals_due {
+        for row in machine.renewals.take(self.now, last) {
+            let renewed = machine.state.row(row).cloned();
+            self.records.extend(renewed.map(Record::Ticket));
+        }
+        if !self.records.is_empty() || tally_due {
             let forgotten = core::mem::take(&mut machine.forgotten);
             self.records
                 .extend(forgotten.into_iter().map(Record::Forgotten));
@@ -311,12 +311,6 @@ impl Turn {
                 .extend(uses.map(|(session, used)| Record::SessionUsed(session, used)));
             self.record_raised_windows();
             let machine = &mut *self.machine;
-            if renewals_due {
-                let rows: Vec<RowNo> = core::mem::take(&mut machine.renewed).into_iter().collect();
-                machine.renewed_since = None;
-                let renewed = rows.into_iter().filter_map(|row| machine.state.row(row));
-                self.records.extend(renewed.cloned().map(Record::Ticket));
-            }
             if tally != machine.stored_tally {
                 machine.stored_tally = tally.clone();
                 self.records.push(Record::Tally(Box::new(tally)));

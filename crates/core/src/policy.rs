@@ -19,7 +19,7 @@ pub const EPOCHS_MAX: usize = 10_000;
 /// How many starts are remembered, to tell an issued lease id from one that never was (ID2).
 pub const STARTS_MAX: usize = 10_000;
 /// Queue decisions in one turn; the rest comes in the next (DEC3).
-pub const DECISIONS_PER_TURN: usize = 4_096;
+pub const DECISIONS_PER_TURN: usize = 1_024;
 /// A gap between two turns above this is a pause (TIM3).
 pub const PAUSE_AFTER: Span = Span::from_secs(1);
 /// Longest hold after a pause (TIM3).
@@ -30,8 +30,14 @@ pub const PAUSE_EVERY: Span = Span::from_secs(60);
 pub const FIRST_ROUND_WAIT: Span = Span::from_secs(2);
 /// Counters alone cause a commit at most this often (section 9).
 pub const TALLY_EVERY: Span = Span::from_secs(1);
-/// Renewals are written within 5 s (LEA2); this leaves a second for the commit itself.
-pub const RENEWALS_EVERY: Span = Span::from_secs(4);
+/// Renewals are written within 5 s (LEA2): they gather for this long,
+pub const RENEWALS_EVERY: Span = Span::from_secs(3);
+/// then they go with so many turns at most,
+pub const RENEWALS_TURNS: usize = 64;
+/// so far apart, which leaves a second for the commits themselves,
+pub const RENEWALS_PACE: Span = Span::from_millis(10);
+/// and so many with one turn at least.
+pub const RENEWALS_SHARE_MIN: usize = 1_024;
 /// An engine called unhealthy without a break for this long is not counted (CAP3).
 pub const UNHEALTHY_AFTER: Span = Span::from_secs(10);
 /// How long the last known capacity serves the full ceiling (CAP4).
@@ -48,6 +54,8 @@ pub const RUNS_MAX: usize = 16;
 pub const STEPS_MAX: usize = 10_000;
 /// How many entries of the audit are remembered (section 9).
 pub const AUDIT_MAX: usize = 10_000;
+/// How many names of clients are looked for again, so that their tickets share them.
+pub const CLIENTS_SHARED_MAX: usize = 1_024;
 /// How many decisions are remembered, in memory only (section 9).
 pub const DECISIONS_KEPT: usize = 20_000;
 /// Close intents that may be open at once; a close beyond that is refused for now.

@@ -3,12 +3,8 @@
 //! None of it is kept. After a start every waiter is away and every lease counts as claimed; a writer
 //! that goes on after a failed commit still knows which grants nobody was told.
 
-use alloc::collections::BTreeSet;
-
-use foldhash::fast::FixedState;
-use hashbrown::HashMap;
-
 use crate::ids::RowNo;
+use crate::ordered::Ordered;
 use crate::units::{Span, Timestamp};
 
 /// How the caller of a row stands to it.
@@ -27,20 +23,13 @@ pub(crate) enum Presence {
 }
 
 /// Rows that are not simply claimed or told, with the deadlines of those whose caller is away.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Presences {
-    rows: HashMap<RowNo, Presence, FixedState>,
-    deadlines: BTreeSet<(Timestamp, RowNo)>,
+    rows: Ordered<RowNo, Presence>,
+    deadlines: Ordered<(Timestamp, RowNo)>,
 }
 
 impl Presences {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self {
-            rows: HashMap::with_hasher(FixedState::with_seed(seed)),
-            deadlines: BTreeSet::new(),
-        }
-    }
-
     pub(crate) fn get(&self, row: RowNo) -> Option<Presence> {
         self.rows.get(&row).copied()
     }
@@ -48,7 +37,7 @@ impl Presences {
     pub(crate) fn set(&mut self, row: RowNo, presence: Presence) {
         self.clear(row);
         if let Presence::Away(until) | Presence::Unclaimed(until) = presence {
-            self.deadlines.insert((until, row));
+            self.deadlines.insert((until, row), ());
         }
         self.rows.insert(row, presence);
     }
@@ -86,11 +75,7 @@ impl Presences {
         }
     }
 
-    /// Grants that were not claimed yet, in no order.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "they are put in order before anybody sees them"
-    )]
+    /// Grants that were not claimed yet.
     pub(crate) fn unclaimed(&self) -> impl Iterator<Item = RowNo> {
         self.rows
             .iter()
@@ -100,6 +85,6 @@ impl Presences {
 
     /// The next row whose caller was away too long.
     pub(crate) fn first_deadline(&self) -> Option<(Timestamp, RowNo)> {
-        self.deadlines.first().copied()
+        self.deadlines.first().map(|(deadline, ())| *deadline)
     }
 }

@@ -10,6 +10,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::ids::RowNo;
+use crate::ordered::Ordered;
 use crate::units::Tokens;
 
 /// log2 of the fan-out of the tower.
@@ -37,7 +38,7 @@ impl Sum {
 /// The line of waiters.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Queue {
-    places: BTreeMap<RowNo, Tokens>,
+    places: Ordered<RowNo, Tokens>,
     /// `tower[k]` sums blocks of 64^(k+1) places, by block number. The top level has one block.
     tower: Vec<BTreeMap<u64, Sum>>,
     total: Sum,
@@ -63,12 +64,12 @@ impl Queue {
     }
 
     pub(crate) fn head(&self) -> Option<RowNo> {
-        self.places.first_key_value().map(|(row, _)| *row)
+        self.places.first().map(|(row, _)| *row)
     }
 
     /// Puts a waiter in line. A place that is taken already keeps its waiter.
     pub(crate) fn insert(&mut self, row: RowNo, tokens: Tokens) {
-        if self.places.contains_key(&row) {
+        if self.places.contains(&row) {
             return;
         }
         let sum = Sum {
@@ -110,12 +111,13 @@ impl Queue {
 
     /// Waiters and tokens before `row`; `None` when it does not wait.
     pub(crate) fn ahead(&self, row: RowNo) -> Option<(u64, u128)> {
-        if !self.places.contains_key(&row) {
+        if !self.places.contains(&row) {
             return None;
         }
         let mut sum = Sum::default();
         let from = RowNo(block_start(row.0));
-        for tokens in self.places.range(from..row).map(|(_, tokens)| tokens) {
+        let before = self.places.from(from).take_while(|(other, _)| *other < row);
+        for (_, tokens) in before {
             sum.add(Sum {
                 count: 1,
                 tokens: u128::from(tokens.get()),
@@ -132,14 +134,12 @@ impl Queue {
 
     /// Waiters in order, from the first place at or behind `from`.
     pub(crate) fn from(&self, from: RowNo) -> impl Iterator<Item = RowNo> {
-        self.places.range(from..).map(|(row, _)| *row)
+        self.places.from(from).map(|(row, _)| *row)
     }
 
     /// Adds levels until the top one has a single block.
     fn raise_tower(&mut self) {
-        let (Some((head, _)), Some((tail, _))) =
-            (self.places.first_key_value(), self.places.last_key_value())
-        else {
+        let (Some((head, _)), Some((tail, _))) = (self.places.first(), self.places.last()) else {
             return;
         };
         let (head, tail) = (*head, *tail);
@@ -156,7 +156,7 @@ impl Queue {
             let mut blocks: BTreeMap<u64, Sum> = BTreeMap::new();
             match self.tower.last() {
                 None => {
-                    for (row, tokens) in &self.places {
+                    for (row, tokens) in self.places.iter() {
                         blocks.entry(block(*row, level)).or_default().add(Sum {
                             count: 1,
                             tokens: u128::from(tokens.get()),

@@ -168,23 +168,23 @@ impl Machine {
 
     pub(crate) fn read_session(&self, id: &SessionId) -> Option<SessionView> {
         let session = self.state.sessions.get(id)?;
-        Some(self.session_view(id, session))
+        Some(self.session_view(session))
     }
 
-    fn session_view(&self, id: &SessionId, session: &Session) -> SessionView {
+    fn session_view(&self, session: &Session) -> SessionView {
         let leases = session.held.iter().take(SLICE_MAX);
         let waiting = session.waiting.iter().take(SLICE_MAX);
         let closes = session.closes.iter().rev().take(SLICE_MAX);
         SessionView {
             number: session.number,
-            id: id.clone(),
+            id: session.id.clone(),
             last_use: session.last_use,
             leases: leases
                 .filter_map(|row| lease_view(self.state.row(row)?))
                 .collect(),
             waiting: waiting.filter_map(|row| self.waiter_view(row)).collect(),
             closes: closes
-                .filter_map(|close| self.state.closes.get(*close).cloned())
+                .filter_map(|close| self.state.closes.get(close).cloned())
                 .collect(),
         }
     }
@@ -196,9 +196,9 @@ impl Machine {
         let mut rows: usize = 0;
         while items.len() < slice.rows.min(SLICE_MAX)
             && rows < SLICE_MAX
-            && let Some((id, session)) = looked_at.next()
+            && let Some(session) = looked_at.next()
         {
-            let view = self.session_view(id, session);
+            let view = self.session_view(session);
             for more in [view.leases.len(), view.waiting.len(), view.closes.len()] {
                 rows = rows.saturating_add(more);
             }

@@ -3,65 +3,30 @@
 //! It follows the rows of tickets and closes; nothing of it is kept but last uses, and those only
 //! while idle sessions are closed (CLO11).
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use foldhash::fast::FixedState;
-use hashbrown::HashMap;
-
+use crate::arena::{Arena, Index, Place};
+use crate::few::Few;
 use crate::ids::{CloseNo, RowNo, SessionId, SessionNo};
+use crate::ordered::Ordered;
 use crate::policy::{SESSION_USE_EVERY, SESSIONS_FOR, SESSIONS_MAX};
 use crate::ticket::{Stage, Ticket};
 use crate::units::{Span, Timestamp};
 
-/// Rows in their order. Most sessions have one at a time, which costs no allocation.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Rows {
-    first: Option<RowNo>,
-    more: BTreeSet<RowNo>,
-}
-
-impl Rows {
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.first.is_none()
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = RowNo> {
-        self.first.into_iter().chain(self.more.iter().copied())
-    }
-
-    fn insert(&mut self, row: RowNo) {
-        match self.first {
-            None => self.first = Some(row),
-            Some(first) if first != row => {
-                self.first = Some(first.min(row));
-                self.more.insert(first.max(row));
-            }
-            Some(_) => {}
-        }
-    }
-
-    fn remove(&mut self, row: RowNo) {
-        if self.first == Some(row) {
-            self.first = self.more.pop_first();
-        } else if !self.more.is_empty() {
-            self.more.remove(&row);
-        }
-    }
-}
-
 /// What is known of one session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Session {
+    pub(crate) id: SessionId,
     pub(crate) number: SessionNo,
     /// Its last acquire, or the end of its last lease.
     pub(crate) last_use: Option<Timestamp>,
     /// Its last use or close.
     seen_at: Timestamp,
-    pub(crate) waiting: Rows,
-    pub(crate) held: Rows,
+    pub(crate) waiting: Few<RowNo>,
+    pub(crate) held: Few<RowNo>,
     /// Its close intents that are remembered; only the newest can be open.
-    pub(crate) closes: BTreeSet<CloseNo>,
+    pub(crate) closes: Few<CloseNo>,
     /// It was used since its newest close.
     used_since_close: bool,
     /// Its last use as stored.
@@ -101,14 +66,14 @@ impl Session {
 #[derive(Clone, Debug)]
 struct Order {
     /// By first sight.
-    all: BTreeMap<SessionNo, SessionId>,
+    all: Ordered<SessionNo, Place>,
     /// Those without lease, waiter or close, by when they were last seen.
-    forgettable: BTreeSet<(Timestamp, SessionNo)>,
+    forgettable: Ordered<(Timestamp, SessionNo)>,
     /// Whether idle sessions are closed: only then the next is looked after, and last uses are stored
     /// (CLO11).
     closes_idle: bool,
     /// Those without lease or waiter that were used since their newest close, by last use.
-    idle: BTreeSet<(Timestamp, SessionNo)>,
+    idle: Ordered<(Timestamp, SessionNo)>,
 }
 
 impl Order {
@@ -130,7 +95,7 @@ impl Order {
 }
 
 fn turn_over(
-    set: &mut BTreeSet<(Timestamp, SessionNo)>,
+    set: &mut Ordered<(Timestamp, SessionNo)>,
     number: SessionNo,
     key: &mut Option<Timestamp>,
     new: Option<Timestamp>,
@@ -142,7 +107,7 @@ fn turn_over(
         set.remove(&(old, number));
     }
     if let Some(new) = new {
-        set.insert((new, number));
+        set.insert((new, number), ());
     }
     *key = new;
 }
@@ -150,7 +115,8 @@ fn turn_over(
 /// All sessions that are remembered.
 #[derive(Clone, Debug)]
 pub(crate) struct Sessions {
-    rows: HashMap<SessionId, Session, FixedState>,
+    rows: Arena<Session>,
+    by_id: Index<Session, SessionId>,
     order: Order,
     /// Those whose last use is to be written.
     unsaved: BTreeSet<SessionId>,
@@ -162,13 +128,14 @@ pub(crate) struct Sessions {
 impl Sessions {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
-            rows: HashMap::with_hasher(FixedState::with_seed(seed)),
+            rows: Arena::default(),
+            by_id: Index::new(seed, |session| &session.id),
             order: Order {
-                all: BTreeMap::new(),
-                forgettable: BTreeSet::new(),
+                all: Ordered::default(),
+                forgettable: Ordered::default(),
                 // Until a start says otherwise, so that it knows what is stored.
                 closes_idle: true,
-                idle: BTreeSet::new(),
+                idle: Ordered::default(),
             },
             unsaved: BTreeSet::new(),
             dropped: BTreeSet::new(),
@@ -177,45 +144,53 @@ impl Sessions {
     }
 
     pub(crate) fn get(&self, id: &SessionId) -> Option<&Session> {
-        self.rows.get(id)
+        self.rows.get(self.by_id.find(&self.rows, id)?)
+    }
+
+    fn get_mut(&mut self, id: &SessionId) -> Option<&mut Session> {
+        self.rows.get_mut(self.by_id.find(&self.rows, id)?)
     }
 
     /// All that are remembered.
     pub(crate) fn len(&self) -> usize {
-        self.rows.len()
+        self.by_id.len()
     }
 
     /// From `first` on, in the order of first sight.
-    pub(crate) fn from(&self, first: SessionNo) -> impl Iterator<Item = (&SessionId, &Session)> {
-        let ids = self.order.all.range(first..).map(|(_, id)| id);
-        ids.filter_map(|id| Some((id, self.rows.get(id)?)))
+    pub(crate) fn from(&self, first: SessionNo) -> impl Iterator<Item = &Session> {
+        let places = self.order.all.from(first);
+        places.filter_map(|(_, place)| self.rows.get(*place))
     }
 
     /// Changes a session, new or known, and brings the ordered sets in line with it.
     fn change(&mut self, id: &SessionId, at: Timestamp, change: impl FnOnce(&mut Session)) {
-        if let Some(session) = self.rows.get_mut(id) {
+        let known = self.by_id.find(&self.rows, id);
+        let place = known.unwrap_or_else(|| self.first_sight(id, at));
+        if let Some(session) = self.rows.get_mut(place) {
             change(session);
             self.order.settle(session);
-        } else {
-            let number = SessionNo(self.next);
-            self.next = self.next.saturating_add(1);
-            let mut session = Session {
-                number,
-                last_use: None,
-                seen_at: at,
-                waiting: Rows::default(),
-                held: Rows::default(),
-                closes: BTreeSet::new(),
-                used_since_close: false,
-                stored: None,
-                forget_key: None,
-                idle_key: None,
-            };
-            change(&mut session);
-            self.order.settle(&mut session);
-            self.order.all.insert(number, id.clone());
-            self.rows.insert(id.clone(), session);
         }
+    }
+
+    fn first_sight(&mut self, id: &SessionId, at: Timestamp) -> Place {
+        let number = SessionNo(self.next);
+        self.next = self.next.saturating_add(1);
+        let place = self.rows.insert(Session {
+            id: id.clone(),
+            number,
+            last_use: None,
+            seen_at: at,
+            waiting: Few::None,
+            held: Few::None,
+            closes: Few::None,
+            used_since_close: false,
+            stored: None,
+            forget_key: None,
+            idle_key: None,
+        });
+        self.by_id.put(&self.rows, place);
+        self.order.all.insert(number, place);
+        place
     }
 
     /// A ticket's row came from one stage to another; `None` for a row that was not there.
@@ -227,10 +202,12 @@ impl Sessions {
             Stage::Ended(ended) => ended.at,
         };
         self.change(&asked.session, at, |session| {
-            match former.map(|former| &former.stage) {
-                Some(Stage::Waiting { .. }) => session.waiting.remove(ticket.row),
-                Some(Stage::Held(_)) => session.held.remove(ticket.row),
-                Some(Stage::Ended(_)) | None => {}
+            match (former.map(|former| &former.stage), &ticket.stage) {
+                (Some(Stage::Waiting { .. }), Stage::Waiting { .. })
+                | (Some(Stage::Held(_)), Stage::Held(_))
+                | (Some(Stage::Ended(_)) | None, _) => {}
+                (Some(Stage::Waiting { .. }), _) => session.waiting.remove(ticket.row),
+                (Some(Stage::Held(_)), _) => session.held.remove(ticket.row),
             }
             match &ticket.stage {
                 Stage::Waiting { .. } => session.waiting.insert(ticket.row),
@@ -245,7 +222,8 @@ impl Sessions {
     /// A ticket's row was forgotten.
     pub(crate) fn ticket_left(&mut self, ticket: &Ticket) {
         let Some(asked) = &ticket.asked else { return };
-        let Some(session) = self.rows.get_mut(&asked.session) else {
+        let place = self.by_id.find(&self.rows, &asked.session);
+        let Some(session) = place.and_then(|place| self.rows.get_mut(place)) else {
             return;
         };
         if !session.is_at_rest() {
@@ -266,7 +244,7 @@ impl Sessions {
         self.change(id, at, |session| {
             session.closes.insert(close);
             session.seen_at = session.seen_at.max(at);
-            if session.closes.last() == Some(&close) {
+            if session.closes.last() == Some(close) {
                 session.used_since_close = used_since;
             }
         });
@@ -274,10 +252,11 @@ impl Sessions {
 
     /// A close intent was forgotten. A session that was not used since is over.
     pub(crate) fn close_left(&mut self, id: &SessionId, close: CloseNo) {
-        let Some(session) = self.rows.get_mut(id) else {
+        let place = self.by_id.find(&self.rows, id);
+        let Some(session) = place.and_then(|place| self.rows.get_mut(place)) else {
             return;
         };
-        session.closes.remove(&close);
+        session.closes.remove(close);
         let is_over = session.closes.is_empty() && !session.used_since_close;
         let number = session.number;
         if is_over && session.is_at_rest() {
@@ -298,7 +277,7 @@ impl Sessions {
     }
 
     fn note_unsaved(&mut self, id: &SessionId) {
-        if self.order.closes_idle && self.rows.get(id).is_some_and(Session::is_unsaved) {
+        if self.order.closes_idle && self.get(id).is_some_and(Session::is_unsaved) {
             self.unsaved.insert(id.clone());
         }
     }
@@ -310,31 +289,33 @@ impl Sessions {
         }
         self.order.closes_idle = wanted;
         self.unsaved.clear();
-        let ids: Vec<SessionId> = self.order.all.values().cloned().collect();
-        for id in ids {
+        let places: Vec<Place> = self.order.all.iter().map(|(_, place)| *place).collect();
+        for place in places {
+            let Some(session) = self.rows.get_mut(place) else {
+                continue;
+            };
             if wanted {
-                self.note_unsaved(&id);
-            } else if let Some(session) = self.rows.get_mut(&id)
-                && session.stored.take().is_some()
-            {
-                self.dropped.insert(id.clone());
+                if session.is_unsaved() {
+                    self.unsaved.insert(session.id.clone());
+                }
+            } else if session.stored.take().is_some() {
+                self.dropped.insert(session.id.clone());
             }
-            if let Some(session) = self.rows.get_mut(&id) {
-                self.order.settle(session);
-            }
+            self.order.settle(session);
         }
     }
 
     /// The session that is idle for longest, and since when (CLO11).
     pub(crate) fn longest_idle(&self) -> Option<(Timestamp, &SessionId)> {
-        let (since, number) = self.order.idle.first()?;
-        Some((*since, self.order.all.get(number)?))
+        let ((since, number), ()) = self.order.idle.first()?;
+        let place = self.order.all.get(number)?;
+        Some((*since, &self.rows.get(*place)?.id))
     }
 
     /// Forgets one session that is too old, or one too many (section 9). Those that wait for their
     /// idle close are remembered for longer than that takes.
     pub(crate) fn forget_one(&mut self, now: Timestamp, idle_close: Option<Span>) -> bool {
-        let Some((since, number)) = self.order.forgettable.first().copied() else {
+        let Some(((since, number), ())) = self.order.forgettable.first().copied() else {
             return false;
         };
         if self.order.forgettable.len() <= SESSIONS_MAX
@@ -347,11 +328,15 @@ impl Sessions {
     }
 
     fn forget(&mut self, number: SessionNo) {
-        let Some(id) = self.order.all.remove(&number) else {
+        let Some(place) = self.order.all.remove(&number) else {
             return;
         };
+        let Some(id) = self.rows.get(place).map(|session| session.id.clone()) else {
+            return;
+        };
+        self.by_id.remove(&id, place);
         self.unsaved.remove(&id);
-        let Some(session) = self.rows.remove(&id) else {
+        let Some(session) = self.rows.remove(place) else {
             return;
         };
         if let Some(since) = session.forget_key {
@@ -367,7 +352,7 @@ impl Sessions {
 
     /// When the next session is forgotten by age.
     pub(crate) fn forget_at(&self, idle_close: Option<Span>) -> Option<Timestamp> {
-        let (since, _) = self.order.forgettable.first()?;
+        let ((since, _), ()) = self.order.forgettable.first()?;
         Some(forgotten_at(*since, idle_close))
     }
 
@@ -380,7 +365,7 @@ impl Sessions {
     pub(crate) fn take_unsaved(&mut self) -> Vec<(SessionId, Timestamp)> {
         let mut uses = Vec::new();
         for id in core::mem::take(&mut self.unsaved) {
-            if let Some(session) = self.rows.get_mut(&id)
+            if let Some(session) = self.get_mut(&id)
                 && let Some(used) = session.last_use
             {
                 session.stored = Some(used);
@@ -400,7 +385,7 @@ impl Sessions {
     pub(crate) fn stored(&self) -> Vec<(SessionId, Timestamp)> {
         let mut stored: Vec<(SessionId, Timestamp)> = self
             .from(SessionNo(0))
-            .filter_map(|(id, session)| Some((id.clone(), session.stored?)))
+            .filter_map(|session| Some((session.id.clone(), session.stored?)))
             .collect();
         stored.sort();
         stored

@@ -6,8 +6,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use foldhash::fast::FixedState;
-use hashbrown::HashMap;
+use hashbrown::HashSet;
 
+use crate::arena::Place;
 use crate::audit::Audit;
 use crate::close::CloseIntent;
 use crate::closes::Closes;
@@ -16,7 +17,8 @@ use crate::ids::{
     CloseNo, EngineId, Epoch, Issue, Label, LeaseId, RowNo, Seq, SessionId, Term, TicketId,
 };
 use crate::ledger::Ledger;
-use crate::policy::{EPOCHS_MAX, FINISHED_FOR, FINISHED_MAX, STARTS_MAX};
+use crate::ordered::Ordered;
+use crate::policy::{CLIENTS_SHARED_MAX, EPOCHS_MAX, FINISHED_FOR, FINISHED_MAX, STARTS_MAX};
 use crate::queue::Queue;
 use crate::reading::{Role, StartMark};
 use crate::record::Record;
@@ -25,7 +27,8 @@ use crate::sessions::Sessions;
 use crate::settings::Overrides;
 use crate::store::Image;
 use crate::tally::Tally;
-use crate::ticket::{Stage, Ticket};
+use crate::ticket::{Lease, Stage, Ticket};
+use crate::tickets::Tickets;
 use crate::units::{Timestamp, Tokens};
 use crate::view::Load;
 
@@ -149,22 +152,23 @@ pub(crate) struct State {
     pub(crate) tally: Tally,
     starts: VecDeque<Start>,
     epochs: VecDeque<EpochEntry>,
-    by_ticket: HashMap<TicketId, RowNo, FixedState>,
-    rows: HashMap<RowNo, Ticket, FixedState>,
+    tickets: Tickets,
+    /// Names of callers, which are few: a name is kept once for all tickets.
+    clients: HashSet<Label, FixedState>,
     /// Leases that ended and whose ticket is remembered.
-    ended: HashMap<Issue, RowNo, FixedState>,
+    ended: Ordered<Issue, RowNo>,
     pub(crate) queue: Queue,
     /// Waiters by first enqueue: the max-wait clock (TIC3).
-    pub(crate) clocks: BTreeSet<(Timestamp, RowNo)>,
+    pub(crate) clocks: Ordered<(Timestamp, RowNo)>,
     pub(crate) ledger: Ledger,
     /// By [`Scope`]: what stands in ledger and queue, so that no reader counts rows.
     pub(crate) loads: [LoadSum; Scope::ALL.len()],
     /// Ended tickets in the order in which they are forgotten.
-    finished: BTreeSet<(Timestamp, RowNo)>,
+    finished: Ordered<(Timestamp, RowNo)>,
     pub(crate) closes: Closes,
     pub(crate) sessions: Sessions,
     /// Engine requests of held leases, in the order of their bytes: engines match by prefix (CLO3).
-    request_ids: BTreeSet<(Label, RowNo)>,
+    request_ids: Ordered<(Label, RowNo)>,
     pub(crate) reports: Reports,
     /// What was set at run time (SET2).
     pub(crate) overrides: Overrides,
@@ -174,7 +178,6 @@ pub(crate) struct State {
 impl State {
     /// Loads what was stored. `seed` only spreads hash tables; nothing is ever iterated in hash order.
     pub(crate) fn restore(image: Image, seed: u64, now: Timestamp) -> (Self, Vec<EngineRow>) {
-        let hash = FixedState::with_seed(seed);
         let first_start = image.starts.first().map_or(now, |start| start.at);
         let mut state = Self {
             term: Term(image.term),
@@ -185,17 +188,17 @@ impl State {
             tally: image.tally,
             starts: image.starts.into(),
             epochs: image.epochs.into(),
-            by_ticket: HashMap::with_hasher(hash.clone()),
-            rows: HashMap::with_hasher(hash.clone()),
-            ended: HashMap::with_hasher(hash),
+            tickets: Tickets::new(seed),
+            clients: HashSet::with_hasher(FixedState::with_seed(seed)),
+            ended: Ordered::default(),
             queue: Queue::default(),
-            clocks: BTreeSet::new(),
+            clocks: Ordered::default(),
             ledger: Ledger::default(),
             loads: Default::default(),
-            finished: BTreeSet::new(),
+            finished: Ordered::default(),
             closes: Closes::new(),
             sessions: Sessions::new(seed),
-            request_ids: BTreeSet::new(),
+            request_ids: Ordered::default(),
             reports: Reports::new(first_start, seed),
             overrides: image.overrides,
             audit: Audit::new(),
@@ -212,7 +215,8 @@ impl State {
         for (session, used) in &image.sessions {
             state.sessions.restore_use(session, *used, image.now);
         }
-        for ticket in image.tickets {
+        for mut ticket in image.tickets {
+            state.share_names(&mut ticket);
             state.put(ticket);
         }
         for close in image.closes {
@@ -259,51 +263,103 @@ impl State {
     /// Turns a ticket's row over.
     pub(crate) fn put(&mut self, ticket: Ticket) {
         let row = ticket.row;
-        let former = self.rows.remove(&row);
-        if let Some(former) = &former {
-            self.unindex(former);
-        }
-        self.by_ticket.insert(ticket.id.clone(), row);
         self.next_row = self.next_row.max(row.0.saturating_add(1));
         if let Some(issue) = ticket.issue() {
             self.next_issue = self.next_issue.max(issue.0.saturating_add(1));
         }
-        let reservation = reservation(&ticket);
+        let Some(place) = self.tickets.place(row) else {
+            let place = self.tickets.insert(ticket);
+            return self.index(None, place);
+        };
+        let Some(former) = self.tickets.replace(place, ticket) else {
+            return;
+        };
+        self.index(Some(&former), place);
+    }
+
+    /// Brings the indexes in line with what became of a row.
+    fn index(&mut self, former: Option<&Ticket>, place: Place) {
+        let Some(ticket) = self.tickets.at(place) else {
+            return;
+        };
+        if let (Some(former), Some(lease)) = (former.and_then(lease), lease(ticket))
+            && former.id == lease.id
+        {
+            // Renewals are many, and change nothing else.
+            let issue = lease.id.issue;
+            self.ledger.renew(issue, former.ends_at, lease.ends_at);
+        } else {
+            if let Some(former) = former {
+                self.unindex(former);
+            }
+            self.index_anew(place);
+        }
+        if let Some(ticket) = self.tickets.at(place) {
+            self.sessions.ticket_put(former, ticket);
+        }
+    }
+
+    fn index_anew(&mut self, place: Place) {
+        let Some(ticket) = self.tickets.at(place) else {
+            return;
+        };
+        let (row, reservation) = (ticket.row, reservation(ticket));
         match &ticket.stage {
             Stage::Waiting { since } => {
                 self.queue.insert(row, reservation);
-                self.clocks.insert((*since, row));
-                self.load_mut(&ticket).wait(reservation);
+                self.clocks.insert((*since, row), ());
+                load_of(&mut self.loads, ticket).wait(reservation);
             }
             Stage::Held(lease) => {
                 self.ledger
                     .charge(lease.id.issue, row, reservation, lease.ends_at);
-                self.load_mut(&ticket).hold();
-                if let Some(request_id) = request_id(&ticket) {
-                    self.request_ids.insert((request_id.clone(), row));
+                load_of(&mut self.loads, ticket).hold();
+                if let Some(request_id) = request_id(ticket) {
+                    self.request_ids.insert((request_id.clone(), row), ());
                 }
             }
             Stage::Ended(ended) => {
-                self.finished.insert((ended.at, row));
+                self.finished.insert((ended.at, row), ());
                 if let Some(lease) = ended.lease {
                     self.ended.insert(lease.issue, row);
                 }
             }
         }
-        self.sessions.ticket_put(former.as_ref(), &ticket);
-        self.rows.insert(row, ticket);
+    }
+
+    /// A new ticket takes the names of its session and its client from those that are here already.
+    pub(crate) fn share_names(&mut self, ticket: &mut Ticket) {
+        let Some(asked) = &mut ticket.asked else {
+            return;
+        };
+        if let Some(session) = self.sessions.get(&asked.session) {
+            asked.session = session.id.clone();
+        }
+        let Some(client) = &mut asked.terms.client else {
+            return;
+        };
+        if let Some(known) = self.clients.get(client) {
+            *client = known.clone();
+            return;
+        }
+        if self.clients.len() >= CLIENTS_SHARED_MAX {
+            self.clients.clear();
+        }
+        self.clients.insert(client.clone());
     }
 
     fn unindex(&mut self, ticket: &Ticket) {
+        let reservation = reservation(ticket);
         match &ticket.stage {
             Stage::Waiting { since } => {
                 self.queue.remove(ticket.row);
                 self.clocks.remove(&(*since, ticket.row));
-                self.load_mut(ticket).unwait(reservation(ticket));
+                load_of(&mut self.loads, ticket).unwait(reservation);
             }
             Stage::Held(lease) => {
-                self.ledger.settle(lease.id.issue);
-                self.load_mut(ticket).unhold();
+                self.ledger
+                    .settle(lease.id.issue, ticket.row, reservation, lease.ends_at);
+                load_of(&mut self.loads, ticket).unhold();
                 if let Some(request_id) = request_id(ticket) {
                     self.request_ids.remove(&(request_id.clone(), ticket.row));
                 }
@@ -317,21 +373,10 @@ impl State {
         }
     }
 
-    const fn load_mut(&mut self, ticket: &Ticket) -> &mut LoadSum {
-        let [train, eval] = &mut self.loads;
-        match &ticket.asked {
-            Some(asked) if matches!(asked.terms.scope, Scope::Eval) => eval,
-            Some(_) | None => train,
-        }
-    }
-
     pub(crate) fn remove(&mut self, row: RowNo) {
-        if let Some(ticket) = self.rows.remove(&row) {
+        if let Some(ticket) = self.tickets.remove(row) {
             self.unindex(&ticket);
             self.sessions.ticket_left(&ticket);
-            if self.by_ticket.get(&ticket.id) == Some(&row) {
-                self.by_ticket.remove(&ticket.id);
-            }
         }
     }
 
@@ -363,7 +408,7 @@ impl State {
             return None;
         }
         let session = self.sessions.get(session)?;
-        self.closes.get(*session.closes.last()?)
+        self.closes.get(session.closes.last()?)
     }
 
     /// The close of a session that is not done.
@@ -377,18 +422,19 @@ impl State {
     /// Whether a request id begins the request id of a lease that another session holds (CLO3).
     pub(crate) fn is_foreign_prefix(&self, request_id: &Label, session: &SessionId) -> bool {
         self.request_ids
-            .range((request_id.clone(), RowNo(0))..)
+            .from((request_id.clone(), RowNo(0)))
+            .map(|(entry, ())| entry)
             .take_while(|(other, _)| other.as_str().starts_with(request_id.as_str()))
-            .filter_map(|(_, row)| self.rows.get(row)?.asked.as_ref())
+            .filter_map(|(_, row)| self.tickets.get(*row)?.asked.as_ref())
             .any(|asked| asked.session != *session)
     }
 
     pub(crate) fn row(&self, row: RowNo) -> Option<&Ticket> {
-        self.rows.get(&row)
+        self.tickets.get(row)
     }
 
     pub(crate) fn ticket(&self, id: &TicketId) -> Option<&Ticket> {
-        self.rows.get(self.by_ticket.get(id)?)
+        self.tickets.find(id)
     }
 
     /// The ticket that holds or held this very lease, as long as it is remembered.
@@ -397,7 +443,7 @@ impl State {
             .ledger
             .row(id.issue)
             .or_else(|| self.ended.get(&id.issue).copied())?;
-        let ticket = self.rows.get(&row)?;
+        let ticket = self.tickets.get(row)?;
         let found = match &ticket.stage {
             Stage::Waiting { .. } => None,
             Stage::Held(lease) => Some(lease.id),
@@ -424,19 +470,21 @@ impl State {
 
     /// The oldest ended ticket, when it is old enough to be forgotten (section 9).
     pub(crate) fn too_old(&self, now: Timestamp) -> Option<RowNo> {
-        let (at, row) = self.finished.first()?;
+        let ((at, row), ()) = self.finished.first()?;
         now.reached(at.after(FINISHED_FOR)).then_some(*row)
     }
 
     /// The oldest ended ticket, when there is one too many (section 9).
     pub(crate) fn one_too_many(&self) -> Option<RowNo> {
-        let (_, row) = self.finished.first()?;
+        let ((_, row), ()) = self.finished.first()?;
         (self.finished.len() > FINISHED_MAX).then_some(*row)
     }
 
     /// When the next ended ticket is forgotten by age.
     pub(crate) fn forget_at(&self) -> Option<Timestamp> {
-        self.finished.first().map(|(at, _)| at.after(FINISHED_FOR))
+        self.finished
+            .first()
+            .map(|((at, _), ())| at.after(FINISHED_FOR))
     }
 
     /// Epochs, oldest first; the set was never empty once there is one.
@@ -450,20 +498,34 @@ impl State {
     }
 
     /// The tickets that `wanted` picks, by row: for copies of everything and for tests of recovery.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the rows are put in order before anybody sees them"
-    )]
     pub(crate) fn tickets(&self, wanted: impl Fn(&Ticket) -> bool) -> Vec<Ticket> {
-        let mut found: Vec<&Ticket> = self.rows.values().filter(|row| wanted(row)).collect();
+        let mut found: Vec<&Ticket> = self.tickets.iter().filter(|row| wanted(row)).collect();
         found.sort_unstable_by_key(|ticket| ticket.row);
         found.into_iter().cloned().collect()
+    }
+}
+
+const fn load_of<'a>(
+    loads: &'a mut [LoadSum; Scope::ALL.len()],
+    ticket: &Ticket,
+) -> &'a mut LoadSum {
+    let [train, eval] = loads;
+    match &ticket.asked {
+        Some(asked) if matches!(asked.terms.scope, Scope::Eval) => eval,
+        Some(_) | None => train,
     }
 }
 
 fn reservation(ticket: &Ticket) -> Tokens {
     let asked = ticket.asked.as_ref();
     asked.map_or(Tokens::ZERO, |asked| asked.terms.reservation)
+}
+
+const fn lease(ticket: &Ticket) -> Option<&Lease> {
+    match &ticket.stage {
+        Stage::Held(lease) => Some(lease),
+        Stage::Waiting { .. } | Stage::Ended(_) => None,
+    }
 }
 
 fn request_id(ticket: &Ticket) -> Option<&Label> {
@@ -506,7 +568,8 @@ mod tests {
         assert_eq!(newer.map(|ticket| ticket.row), Some(RowNo(2)));
         assert!(state.ended.is_empty());
         state.remove(RowNo(2));
-        assert!(state.by_ticket.is_empty() && state.rows.is_empty() && state.finished.is_empty());
+        assert!(state.tickets.iter().next().is_none() && state.finished.is_empty());
+        assert!(state.ticket(&TicketId::new("t").unwrap()).is_none());
         assert_eq!((state.next_row, state.next_issue), (3, 8), "numbers go on");
     }
 }

@@ -214,7 +214,7 @@ impl Turn {
 
     /// Turns a ticket over to a new stage.
     pub(crate) fn turn_over(&mut self, ticket: Ticket) {
-        self.machine.renewed.remove(&ticket.row);
+        self.machine.renewals.forget(ticket.row);
         self.record(Record::Ticket(ticket));
     }
 
@@ -325,7 +325,7 @@ impl Turn {
         let session_reopened = self.use_session(&acquire.session, &acquire.ticket);
         let stays = acquire.stays;
         let row = RowNo(self.machine.state.next_row);
-        let ticket = Ticket {
+        let mut ticket = Ticket {
             row,
             id: acquire.ticket,
             asked: Some(Asked {
@@ -343,6 +343,7 @@ impl Turn {
                 since: since.unwrap_or(self.now),
             },
         };
+        self.machine.state.share_names(&mut ticket);
         if let Some(former) = former {
             self.forget_now(&former);
         }
@@ -673,9 +674,7 @@ impl Turn {
                 graced: false,
                 ..lease.clone()
             };
-            // Held in memory and written within 5 s (LEA2).
-            self.machine.renewed.insert(ticket.row);
-            self.machine.renewed_since.get_or_insert(self.now);
+            self.machine.renewals.note(ticket.row, self.now);
             self.machine.state.put(Ticket {
                 stage: Stage::Held(renewed),
                 ..ticket

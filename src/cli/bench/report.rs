@@ -14,9 +14,10 @@ pub(super) struct Report {
     proof: Option<Proof>,
 }
 
-/// The same measurement in all rounds: of the service, and of bare handlers.
+/// The same measurement in all rounds.
 struct Row<'a> {
     gate: Vec<&'a Figures>,
+    against: Vec<&'a Figures>,
     bare: Vec<&'a Figures>,
 }
 
@@ -65,6 +66,19 @@ const SERVER: &[Column] = &[
     }),
 ];
 
+const AGAINST: &[Column] = &[
+    ("other build pairs/s", |row| {
+        of(&row.against, |figures| Some(figures.pairs_per_s)).map(|value| format!("{value:.0}"))
+    }),
+    ("its p99 ms", |row| {
+        of(&row.against, |figures| figures.acquire_ms.map(|ms| ms.p99)).map(|ms| format!("{ms:.2}"))
+    }),
+    ("its CPU", |row| {
+        of(&row.against, |figures| figures.server_cpu_us_per_pair).map(|us| format!("{us:.2}"))
+    }),
+    ("ratio to it", |row| ratio(&row.gate, &row.against)),
+];
+
 const BARE: &[Column] = &[
     ("bare axum pairs/s", |row| {
         row.of_bare(|figures| figures.pairs_per_s, 0)
@@ -78,8 +92,9 @@ const BARE: &[Column] = &[
             1,
         )
     }),
-    ("share of it", |row| row.share()),
 ];
+
+const SHARE: &[Column] = &[("share of it", |row| ratio(&row.gate, &row.bare))];
 
 const GRANTS: &[Column] = &[
     ("grant p50 ms", |row| {
@@ -134,7 +149,7 @@ const ARRIVALS: &[Column] = &[
 
 fn columns(scenario: Scenario) -> Vec<&'static Column> {
     let parts: &[&[Column]] = match scenario {
-        Scenario::Open => &[PAIRS, SERVER, BARE],
+        Scenario::Open => &[PAIRS, SERVER, BARE, SHARE],
         Scenario::Contended => &[PAIRS, GRANTS, SERVER],
         Scenario::Renewals => &[RENEWALS, SERVER],
         Scenario::Closes => &[PAIRS, CLOSES, SERVER],
@@ -167,13 +182,13 @@ impl Row<'_> {
         median(self.bare.iter().map(|figures| value(figures)))
             .map(|value| format!("{value:.places$}"))
     }
+}
 
-    /// The median of the ratios of rounds: both sides of one met the same hour.
-    fn share(&self) -> Option<String> {
-        let ratios = self.gate.iter().zip(&self.bare);
-        median(ratios.map(|(gate, bare)| gate.pairs_per_s / bare.pairs_per_s))
-            .map(|share| format!("{share:.2}"))
-    }
+/// The median of the ratios of rounds: both sides of one met the same hour.
+fn ratio(these: &[&Figures], those: &[&Figures]) -> Option<String> {
+    let rounds = these.iter().zip(those);
+    median(rounds.map(|(this, that)| this.pairs_per_s / that.pairs_per_s))
+        .map(|ratio| format!("{ratio:.2}"))
 }
 
 fn of(rounds: &[&Figures], value: fn(&Figures) -> Option<f64>) -> Option<f64> {
@@ -234,7 +249,13 @@ impl Report {
         if keys.is_empty() {
             return String::new();
         }
-        let columns = columns(scenario);
+        let mut columns = columns(scenario);
+        if self
+            .of(scenario)
+            .any(|figures| figures.system == System::Against)
+        {
+            columns.extend(AGAINST);
+        }
         let row = |(transport, connections): (Transport, usize)| {
             let rounds = |system| {
                 let all = self.of(scenario).filter(|figures| {
@@ -246,6 +267,7 @@ impl Report {
             };
             let row = Row {
                 gate: rounds(System::Kvgate),
+                against: rounds(System::Against),
                 bare: rounds(System::Axum),
             };
             let mut cells = vec![transport.name().to_owned(), connections.to_string()];

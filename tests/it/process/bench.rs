@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
 use super::fleet;
-use crate::support::process::{Kvgate, command};
+use crate::support::process::{Kvgate, binary, command};
 
 const SCENARIOS: [&str; 6] = [
     "open",
@@ -242,6 +241,10 @@ fn bad_flags_are_refused() {
         (&["--rounds", "0"], "rounds must be 1 to 1000"),
         (&["--rate", "0"], "rate must be 1 to 1000000"),
         (&["--batch", "1001"], "batch must be 1 to 1000"),
+        (
+            &["--scenario", "batch", "--connections", "500"],
+            "a smaller --batch",
+        ),
         (&["--slots", "0"], "slots must be 1 to 20000"),
         (&["--threads", "65"], "threads must be 1 to 64"),
         (&["--wait-s", "61"], "wait-s must be 0 to 60"),
@@ -287,6 +290,83 @@ fn bad_flags_are_refused() {
     }
 }
 
+/// Another build is measured in turn with this one, and counts in the proof.
+#[test]
+fn another_build_is_measured_beside_this_one() {
+    let data = tempfile::tempdir().unwrap();
+    let other = binary();
+    let flags = [
+        "--json",
+        "--systems",
+        "kvgate",
+        "--scenario",
+        "open,closes",
+        "--against",
+    ];
+    let lines = lines(&bench(
+        data.path(),
+        "2",
+        &[&flags[..], &[other.to_str().unwrap()]].concat(),
+    ));
+    let [_, figures @ .., last] = lines.as_slice() else {
+        panic!("{lines:?}");
+    };
+    let order: Vec<_> = figures
+        .iter()
+        .map(|one| one["system"].as_str().unwrap())
+        .collect();
+    assert_eq!(order.len(), 8);
+    assert_eq!((order[0], order[1]), ("against", "kvgate"));
+    assert_eq!((order[4], order[5]), ("kvgate", "against"));
+    assert_eq!(last["proof"]["granted_by_service"], sum(figures, "pairs"));
+    assert_eq!(last["proof"]["reserved_tokens"], 0);
+    assert!(is_empty(data.path()));
+}
+
+/// A service that asks for tokens is driven with one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_with_tokens_is_driven_with_one() {
+    let fleet = fleet().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokens");
+    fs::write(&file, "load:client:a-token-for-the-load\n").unwrap();
+    let gate = Kvgate::serve(
+        &folder.path().join("data"),
+        &[
+            "--program-admission",
+            "--engine",
+            &fleet.engine_url(0),
+            "--token-file",
+            file.to_str().unwrap(),
+        ],
+    );
+    let files = tempfile::tempdir().unwrap();
+    let url = gate.url("");
+    let refused = bench(files.path(), "1", &["--url", &url]);
+    assert_eq!(refused.status.code(), Some(69));
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        errors.contains("401") && errors.contains("--token-file"),
+        "{errors}"
+    );
+    let token = [
+        "--token-file",
+        file.to_str().unwrap(),
+        "--token-name",
+        "load",
+    ];
+    let driven = bench(
+        files.path(),
+        "1",
+        &[&["--json", "--url", &url], &token[..]].concat(),
+    );
+    for one in lines(&driven).iter().skip(1) {
+        assert_eq!(one["refused"], 0, "{one}");
+        assert!(one["pairs"].as_u64().unwrap() > 0, "{one}");
+    }
+    assert!(is_empty(files.path()));
+}
+
 /// No service, a flag that the service refuses, and a folder that is not there.
 #[test]
 fn what_cannot_be_started_or_reached_is_told() {
@@ -309,10 +389,10 @@ fn what_cannot_be_started_or_reached_is_told() {
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("--data"));
 }
 
-/// A signal ends the run, its servers and its files.
+/// A signal ends the run, its servers and its files, whenever it comes.
 #[test]
 fn an_interrupt_leaves_nothing_behind() {
-    for signal in ["INT", "TERM", "HUP"] {
+    for (signal, is_early) in [("INT", false), ("TERM", true), ("HUP", false)] {
         let data = tempfile::tempdir().unwrap();
         let mut child = command(&["bench", "--json", "--seconds", "60", "--connections", "2"])
             .args(["--scenario", "open,contended", "--data"])
@@ -321,22 +401,17 @@ fn an_interrupt_leaves_nothing_behind() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.next().unwrap().unwrap().contains("\"machine\""));
-        // The servers are started one after the other, and the callers come last.
         let pid = child.id();
-        let servers = loop {
-            let servers = children(pid);
-            let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-            let is_load = |task: std::io::Result<fs::DirEntry>| {
-                let name = fs::read_to_string(task.unwrap().path().join("comm"));
-                name.is_ok_and(|name| name == "load\n")
-            };
-            if servers.len() == 2 && threads.into_iter().any(is_load) {
-                break servers;
-            }
-            std::thread::yield_now();
-        };
+        let mut servers = Vec::new();
+        if is_early {
+            wait_until(&mut child, || !is_empty(data.path()));
+        } else {
+            // The servers are started one after the other, and the callers come last.
+            wait_until(&mut child, || {
+                servers = children(pid);
+                servers.len() == 2 && has_callers(pid)
+            });
+        }
         let sent = Command::new("kill")
             .args([format!("-{signal}"), pid.to_string()])
             .status();
@@ -352,17 +427,28 @@ fn an_interrupt_leaves_nothing_behind() {
     }
 }
 
+/// Looks until it is so, as long as the child runs.
+fn wait_until(child: &mut Child, mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        assert!(child.try_wait().unwrap().is_none(), "the run has ended");
+        std::thread::yield_now();
+    }
+}
+
+fn has_callers(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut names = threads.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
+    names.any(|name| name.is_ok_and(|name| name == "load\n"))
+}
+
 fn children(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         // A thread may be gone by now.
         let children = fs::read_to_string(task.unwrap().path().join("children"));
         let children = children.unwrap_or_default();
-        found.extend(
-            children
-                .split_whitespace()
-                .map(|pid| pid.parse::<u32>().unwrap()),
-        );
+        let children = children.split_whitespace().map(|pid| pid.parse::<u32>());
+        found.extend(children.map(Result::unwrap));
     }
     found
 }

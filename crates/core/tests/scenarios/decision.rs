@@ -420,7 +420,7 @@ fn dec3_inputs_before_expiries_before_the_queue() {
     assert!(gate.renew(lease).is_err());
 }
 
-/// DEC3: a turn makes at most 4,096 decisions; the rest come in the next, which is due at once.
+/// DEC3: a turn makes at most 1,024 decisions; the rest come in the next, which is due at once.
 #[test]
 fn dec3_decisions_in_a_turn_are_bounded() {
     let mut gate = Gate::new();

@@ -3,7 +3,7 @@
 use kvgate_core::command::Command;
 use kvgate_core::decision::{BypassReason, Scope, WaitReason};
 use kvgate_core::effect::{CancelOutcome, LeaseGone};
-use kvgate_core::policy::{AdmissionScope, TTL_MAX, TTL_MIN, ttl_in_range};
+use kvgate_core::policy::{AdmissionScope, RENEWALS_SHARE_MIN, TTL_MAX, TTL_MIN, ttl_in_range};
 use kvgate_core::tally::{CancelledHow, LeaseEnd, LocalBypass};
 use kvgate_core::units::{Span, Timestamp};
 
@@ -125,6 +125,30 @@ fn lea2_renewals_are_written_within_five_seconds() {
         .collect();
     assert_eq!(ends, vec![renewed_at + 60_000; 100]);
     assert_eq!(gate.store.commits(), commits + 1, "one commit for all");
+}
+
+/// LEA2: many renewals are written in shares, all within 5 s, so that no commit is long.
+#[test]
+fn lea2_many_renewals_are_written_in_shares() {
+    let mut gate = Gate::new();
+    let leases: Vec<_> = (0..2_000)
+        .map(|n| gate.hold_as(living(&format!("t{n}"), 60)))
+        .collect();
+    gate.run(2_000);
+    let commits = gate.store.commits();
+    let renewed_at = gate.now;
+    for lease in &leases {
+        gate.renew(*lease).unwrap();
+    }
+    gate.drain_until(renewed_at + 5_000);
+    let stored = gate.store.image();
+    let late = stored.tickets.iter().filter(|ticket| match &ticket.stage {
+        kvgate_core::ticket::Stage::Held(lease) => lease.ends_at.millis() < renewed_at + 60_000,
+        _ => false,
+    });
+    assert_eq!(late.count(), 0);
+    let shares = u64::try_from(leases.len().div_ceil(RENEWALS_SHARE_MIN)).unwrap();
+    assert_eq!(gate.store.commits() - commits, shares);
 }
 
 /// LEA2, LEA4: a crash may lose a renewal; the lease still has its grace.
