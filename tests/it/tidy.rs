@@ -1353,9 +1353,7 @@ fn shortcuts_of_tests_are_found() {
 fn figures_that_were_changed_are_found() {
     let page = |figure: &str| {
         let sum = crc32fast::hash(b"\n| 1 |\n\n");
-        format!(
-            "a\n<!-- figures: x -->\n\n| {figure} |\n\n<!-- end of x: {sum:08x} -->\nb\n"
-        )
+        format!("a\n<!-- figures: x -->\n\n| {figure} |\n\n<!-- end of x: {sum:08x} -->\nb\n")
     };
     assert!(figure_faults(&page("1"), &["x"]).is_empty());
     assert_eq!(figure_faults(&page("2"), &["x"]).len(), 1);
