@@ -81,6 +81,9 @@ struct Arguments {
     /// The program
     #[arg(long, env = "REDIS_SERVER", default_value = "redis-server")]
     server: PathBuf,
+    /// Folder on the disk that is measured; one in memory would make syncs free
+    #[arg(long, default_value = env!("CARGO_TARGET_TMPDIR"))]
+    data: PathBuf,
     /// A program and its arguments, split at blanks, that runs the server: such as strace
     #[arg(long, default_value = "")]
     under: String,
@@ -190,8 +193,7 @@ struct Server {
 
 impl Server {
     fn start(arguments: &Arguments, transport: Transport) -> Self {
-        // Below the target folder: a file system in memory would make syncs free.
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let folder = tempfile::tempdir_in(&arguments.data).unwrap();
         Self::start_in(arguments, transport, folder)
     }
 
@@ -223,7 +225,7 @@ impl Server {
         self.child.wait().unwrap();
         let folder = std::mem::replace(
             &mut self.folder,
-            tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
+            tempfile::tempdir_in(&arguments.data).unwrap(),
         );
         // First, since it ends whoever listens at its address.
         drop(self);

@@ -160,12 +160,17 @@ def run(command, seconds, **more):
 
 
 def end(process):
-    """The group of a process that is a session of its own: first asked, then made to."""
-    for name in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, name)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+    """A process that is a session of its own, and all others of that session: first asked, then made to."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    # Workers of Ray have groups of their own, and outlive it when it is ended while it starts them.
+    for pid in [int(path.name) for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()]:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == process.pid:
+                os.kill(pid, signal.SIGKILL)
+    process.wait(10)
 
 
 def objects(text):
@@ -202,7 +207,9 @@ class Programs:
         command = [self.built["redis"], "--bench", "--rounds=1", f"--first-round={number}", f"--seconds={self.seconds}"]
         command += [f"--server={redis_server()}", f"--scenario={scenario}", f"--connections={connections}"]
         command += [f"--transport={transport}", *(f"--{name}={value}" for name, value in flags.items())]
-        return objects(run(command, 60 + 10 * self.seconds))
+        # A server that is ended from outside leaves its files.
+        with tempfile.TemporaryDirectory(dir=PLACE) as folder:
+            return objects(run([*command, f"--data={folder}"], 60 + 10 * self.seconds))
 
     def ray(self, number, cells):
         # A short path, since Ray keeps sockets there; its home, too, so that nothing is left behind.
@@ -212,7 +219,9 @@ class Programs:
                 f"--seconds={1.5 * self.seconds}",
                 "--cells=" + ",".join(f"{name}:{count}" for name, count in cells),
             ]
-            return objects(run(command, 120 + 10 * self.seconds, HOME=folder, RAY_USAGE_STATS_ENABLED="0"))
+            # A single node that keeps to loopback, and tells nobody.
+            own = {"HOME": folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+            return objects(run(command, 120 + 10 * self.seconds, **own))
 
 
 # Parts
