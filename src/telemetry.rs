@@ -5,14 +5,19 @@
 
 mod metrics;
 mod repeats;
+mod requests;
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 
-pub use metrics::{GateMetrics, HttpMetrics, ReadingResult, Readings, Trouble, UNMATCHED, scope};
+pub use metrics::{
+    GateMetrics, HttpMetrics, ReadingResult, Readings, RouteMetrics, Trouble, UNMATCHED, scope,
+};
 pub use repeats::{Repeats, tell_repeats, tell_repeats_at_the_end};
+pub use requests::RequestId;
+use requests::WithRequest;
 
 /// Begins logging. A second call changes nothing.
 pub fn start_logging(json: bool) {
@@ -26,8 +31,16 @@ pub fn start_logging(json: bool) {
         .with_ansi(colour);
     // Fails only when logging has begun already, as in tests of one process.
     let _ = if json {
-        lines.json().try_init()
+        lines
+            .json()
+            .map_event_format(|format| WithRequest { format, json })
+            .try_init()
     } else {
-        lines.try_init()
+        lines
+            .map_event_format(|format| WithRequest {
+                format: format.with_ansi(colour),
+                json,
+            })
+            .try_init()
     };
 }

@@ -10,7 +10,7 @@ mod hosts;
 mod logins;
 mod tokens;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 pub use cookies::{login_cookie, login_ids, no_cookie};
@@ -66,10 +66,11 @@ impl Caller {
     /// Everybody while no tokens are on.
     #[must_use]
     pub fn local() -> Self {
-        Self {
-            name: Self::LOCAL.into(),
+        static LOCAL: LazyLock<Caller> = LazyLock::new(|| Caller {
+            name: Caller::LOCAL.into(),
             right: Right::Admin,
-        }
+        });
+        LOCAL.clone()
     }
 
     /// Whether it may do what needs this right.
@@ -78,11 +79,6 @@ impl Caller {
         self.right >= needed
     }
 }
-
-/// Whether a browser came over TLS, to us or to a proxy that the operator named: then its cookie is for TLS only. The
-/// front puts it beside every request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OverTls(pub bool);
 
 /// Who is let in. Cheap to clone; all clones are one.
 #[derive(Clone, Debug, Default)]

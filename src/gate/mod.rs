@@ -11,6 +11,7 @@
 //! No reply leaves before its turn is durable (DUR1).
 
 mod closings;
+mod inbox;
 mod news;
 mod outage;
 mod record;
@@ -21,7 +22,6 @@ mod waiters;
 mod writer;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ use kvgate_core::effect::{
     ReleaseOutcome, Reply, RetryRefused, SessionView, TicketView, WaiterView,
 };
 use kvgate_core::ids::{
-    AuditNo, CloseId, CloseNo, Issue, Label, LeaseId, RowNo, RunId, Seq, SessionId, SessionNo,
-    StepNo, TicketId,
+    AuditNo, CloseId, CloseNo, Epoch, Issue, Label, LeaseId, RowNo, RunId, Seq, SessionId,
+    SessionNo, StepNo, TicketId,
 };
 use kvgate_core::policy::PolicyError;
 use kvgate_core::reading::Round;
@@ -51,6 +51,7 @@ use tokio::sync::{oneshot, watch};
 use crate::clock::Clock;
 use crate::store::CopyPieces;
 
+use inbox::Inbox;
 pub use outage::KEPT_MAX;
 pub use record::Recorder;
 pub use stats::{CommitStats, Waits};
@@ -141,6 +142,11 @@ type Watch = Vec<(TicketId, Option<Answer>)>;
 /// What stands in the writer's inbox.
 #[derive(Debug)]
 enum Message {
+    /// A command of one caller.
+    Command {
+        command: Command,
+        reply: oneshot::Sender<Replied>,
+    },
     /// Commands of one caller: one turn, answered together.
     Commands {
         commands: Vec<Command>,
@@ -177,7 +183,7 @@ enum Message {
 
 #[derive(Debug)]
 struct Inner {
-    inbox: mpsc::Sender<Message>,
+    inbox: Inbox<Message>,
     inbox_len: AtomicUsize,
     next_slot: AtomicU64,
     waiting_calls: AtomicUsize,
@@ -201,6 +207,12 @@ impl Gate {
     #[must_use]
     pub fn view(&self) -> Arc<View> {
         Arc::clone(&self.inner.view.borrow())
+    }
+
+    /// Generation of the worker set as of the last committed turn.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.inner.view.borrow().epoch
     }
 
     /// A receiver that is told of each new picture.
@@ -752,11 +764,9 @@ impl Gate {
     }
 
     async fn one(&self, command: Command) -> Result<(Option<Seq>, Reply), GateError> {
-        let replies = self.batch(vec![command]).await?;
-        replies
-            .into_iter()
-            .next()
-            .unwrap_or(Err(GateError::Draining))
+        let (reply, mut answer) = self.awaited();
+        self.send(Message::Command { command, reply })?;
+        answer.read().await.unwrap_or(Err(GateError::Draining))
     }
 
     /// Puts a bounded command into the inbox.
@@ -767,7 +777,7 @@ impl Gate {
             inner.inbox_len.fetch_sub(commands, Ordering::Relaxed);
             return Err(GateError::Overloaded);
         }
-        inner.inbox.send(message).map_err(|_| GateError::Draining)
+        inner.inbox.put(message).map_err(|_| GateError::Draining)
     }
 
     /// Puts a message into the inbox that the bound on open calls already bounds.
@@ -776,47 +786,58 @@ impl Gate {
             .inbox_len
             .fetch_add(weight(&message), Ordering::Relaxed);
         // Without a writer nobody needs to know.
-        let _ = self.inner.inbox.send(message);
+        let _ = self.inner.inbox.put(message);
     }
 
-    fn awaited<T: Unread>(&self) -> (oneshot::Sender<T>, Awaited<T>) {
+    /// Says which answers have arrived. Nobody waits for that, so it rides along with the next turn.
+    fn delivered(&self, receipts: Vec<Receipt>) {
+        let inner = &self.inner;
+        inner.inbox_len.fetch_add(receipts.len(), Ordering::Relaxed);
+        let deliveries = receipts.into_iter().filter_map(|mut receipt| {
+            let delivery = receipt.delivery.take()?;
+            Some(Message::Signal(Command::Delivered(delivery)))
+        });
+        inner.inbox.put_quietly(deliveries);
+    }
+
+    fn awaited<T: Unread>(&self) -> (oneshot::Sender<T>, Awaited<'_, T>) {
         let (sender, receiver) = oneshot::channel();
         let awaited = Awaited {
-            gate: self.clone(),
+            gate: self,
             receiver,
         };
         (sender, awaited)
     }
 
-    fn call(&self) -> Call {
+    fn call(&self) -> Call<'_> {
         self.inner.waiting_calls.fetch_add(1, Ordering::Relaxed);
         Call {
-            gate: self.clone(),
+            gate: self,
             slot: SlotId(self.inner.next_slot.fetch_add(1, Ordering::Relaxed)),
             open: true,
         }
     }
 
     /// `None` when too many calls wait already (section 9).
-    fn open_call(&self) -> Option<Call> {
+    fn open_call(&self) -> Option<Call<'_>> {
         (self.waiting_calls() < WAITING_CALLS_MAX).then(|| self.call())
     }
 }
 
 /// An open waiting call. Dropped before its answer, it tells the writer that the caller went away.
-struct Call {
-    gate: Gate,
+struct Call<'a> {
+    gate: &'a Gate,
     slot: SlotId,
     open: bool,
 }
 
-impl Call {
+impl Call<'_> {
     fn answered(mut self) {
         self.open = false;
     }
 }
 
-impl Drop for Call {
+impl Drop for Call<'_> {
     fn drop(&mut self) {
         self.gate
             .inner
@@ -833,19 +854,19 @@ impl Drop for Call {
 ///
 /// Declared after the [`Call`], it is dropped first: the writer hears of the caller that went away
 /// only when no answer can be sent to it any more.
-struct Awaited<T: Unread> {
-    gate: Gate,
+struct Awaited<'a, T: Unread> {
+    gate: &'a Gate,
     receiver: oneshot::Receiver<T>,
 }
 
-impl<T: Unread> Awaited<T> {
+impl<T: Unread> Awaited<'_, T> {
     /// `None` when the writer is gone.
     async fn read(&mut self) -> Option<T> {
         (&mut self.receiver).await.ok()
     }
 }
 
-impl<T: Unread> Drop for Awaited<T> {
+impl<T: Unread> Drop for Awaited<'_, T> {
     fn drop(&mut self) {
         self.receiver.close();
         if let Ok(unread) = self.receiver.try_recv() {
@@ -880,14 +901,18 @@ impl Unread for Result<Watch, GateError> {
     }
 }
 
+impl Unread for Replied {
+    fn answers(self) -> Vec<Answer> {
+        match self {
+            Ok((_, Reply::Acquire(answer))) => answer.into_iter().collect(),
+            Ok(_) | Err(_) => Vec::new(),
+        }
+    }
+}
+
 impl Unread for Vec<Replied> {
     fn answers(self) -> Vec<Answer> {
-        self.into_iter()
-            .filter_map(|reply| match reply {
-                Ok((_, Reply::Acquire(answer))) => answer.ok(),
-                Ok(_) | Err(_) => None,
-            })
-            .collect()
+        self.into_iter().flat_map(Unread::answers).collect()
     }
 }
 
@@ -901,10 +926,15 @@ pub struct Receipt {
 
 impl Receipt {
     /// The answer was written whole to a connection that is still open.
-    pub fn written(mut self) {
-        if let Some(delivery) = self.delivery.take() {
-            self.gate
-                .signal(Message::Signal(Command::Delivered(delivery)));
+    pub fn written(self) {
+        Self::all_written(vec![self]);
+    }
+
+    /// The same for all receipts of an answer.
+    pub fn all_written(receipts: Vec<Self>) {
+        if let Some(first) = receipts.first() {
+            let gate = first.gate.clone();
+            gate.delivered(receipts);
         }
     }
 }

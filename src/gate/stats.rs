@@ -60,7 +60,7 @@ impl CommitStats {
         self.inner.commands.load(Ordering::Relaxed)
     }
 
-    /// Bytes on disk.
+    /// Bytes on disk, looked at once a second while there are commits.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.inner.bytes.load(Ordering::Relaxed)
@@ -113,12 +113,11 @@ impl CommitStats {
         self.inner.metrics.failed(trouble);
     }
 
-    pub(super) fn committed(&self, took: Duration, commands: usize, bytes: u64) {
+    pub(super) fn committed(&self, took: Duration, commands: usize) {
         self.inner.metrics.committed(took, commands);
         self.inner.commits.fetch_add(1, Ordering::Relaxed);
         let commands = u64::try_from(commands).unwrap_or(u64::MAX);
         self.inner.commands.fetch_add(commands, Ordering::Relaxed);
-        self.inner.bytes.store(bytes, Ordering::Relaxed);
         let mut times = self
             .inner
             .times
@@ -130,8 +129,8 @@ impl CommitStats {
         times.push_back(took);
     }
 
-    /// The store was opened.
-    pub(super) fn opened(&self, bytes: u64) {
+    /// Bytes on disk, as they were looked at.
+    pub(super) fn set_bytes(&self, bytes: u64) {
         self.inner.bytes.store(bytes, Ordering::Relaxed);
     }
 

@@ -320,9 +320,14 @@ impl Waiters {
             .map(|reply| reply.unwrap_or(Ok((None, Reply::Done))))
             .collect();
         for unread in reply.send(replies).err().unwrap_or_default() {
-            if let Ok((_, Reply::Acquire(Ok(answer)))) = unread {
-                self.undelivered(&answer);
-            }
+            self.unread(unread);
+        }
+    }
+
+    /// The caller of a command was gone before its answer.
+    pub(super) fn unread(&mut self, reply: Replied) {
+        if let Ok((_, Reply::Acquire(Ok(answer)))) = reply {
+            self.undelivered(&answer);
         }
     }
 

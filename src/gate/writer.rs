@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
 use super::closings::Closings;
+use super::inbox::{Messages, inbox};
 use super::news::{self, News};
 use super::outage::{Kept, Outage};
 use super::record::{Recorder, Taking};
@@ -46,6 +47,9 @@ const TICK: Duration = Duration::from_millis(200);
 const SETTLED_AFTER: Duration = Duration::from_millis(100);
 /// and at most this long.
 const SETTLED_WITHIN: Duration = Duration::from_secs(1);
+
+/// How often the store's size is looked at.
+const SIZE_EVERY: Duration = Duration::from_secs(1);
 
 /// First wait before a failed store is opened again; doubles up to [`REOPEN_MAX`].
 const REOPEN_MIN: Duration = Duration::from_millis(100);
@@ -87,7 +91,7 @@ where
     S::Error: std::fmt::Display,
     O: FnMut() -> Result<Opened<S>, S::OpenError> + Send + 'static,
 {
-    let (inbox, messages) = mpsc::channel();
+    let (inbox, messages) = inbox();
     let (first_open, opened) = oneshot::channel();
     let (view_sender, view) = watch::channel(Arc::new(empty_view(&config, clock.now())));
     let (phase, _) = watch::channel(Phase::Starting);
@@ -119,6 +123,7 @@ where
         shared: Arc::downgrade(&inner),
         view: view_sender,
         stats,
+        size_due: Instant::now(),
         news: News::default(),
         waiters: Waiters::default(),
         closings: Closings::default(),
@@ -155,6 +160,8 @@ fn empty_view(config: &WriterConfig, now: Timestamp) -> View {
 
 /// Who waits for the answer to a command of the turn.
 enum Answerer {
+    /// The caller of the command.
+    One(oneshot::Sender<Replied>),
     /// One of the commands of one caller: all answers together.
     Group {
         group: usize,
@@ -202,10 +209,12 @@ struct Writer<S, O> {
     /// When the last turn began.
     turned_at: Timestamp,
     open: O,
-    messages: mpsc::Receiver<Message>,
+    messages: Messages<Message>,
     shared: Weak<Inner>,
     view: watch::Sender<Arc<View>>,
     stats: CommitStats,
+    /// When the store's size is looked at again.
+    size_due: Instant,
     /// What the log was told.
     news: News,
     waiters: Waiters,
@@ -283,7 +292,7 @@ where
         if let Some(counts) = self.outage.end() {
             self.waiters.follow_up(counts);
         }
-        self.stats.opened(store.bytes());
+        self.stats.set_bytes(store.bytes());
         if let Some(recorder) = &mut self.config.recorder {
             recorder.started(now);
         }
@@ -353,8 +362,8 @@ where
             match batch.try_commit(&mut store) {
                 Ok(mut committed) => {
                     if !durable_already {
-                        self.stats
-                            .committed(began.elapsed(), answerers.len(), store.bytes());
+                        self.stats.committed(began.elapsed(), answerers.len());
+                        self.note_size(&store);
                     }
                     self.kept.applied(kept_count);
                     self.at_stake.clear();
@@ -421,7 +430,7 @@ where
                     let left = at.saturating_duration_since(Instant::now());
                     self.messages.recv_timeout(left.min(SETTLED_AFTER)).ok()
                 }
-                None => self.messages.try_recv().ok(),
+                None => self.messages.try_recv(),
             };
             let Some(message) = message else { break };
             if is_of_the_stop(&message) {
@@ -449,25 +458,23 @@ where
         groups: &mut Vec<Group>,
     ) -> Option<oneshot::Sender<()>> {
         match message {
+            Message::Command { command, reply } => {
+                if self.hand_in(command, turn) {
+                    answerers.push(Answerer::One(reply));
+                } else {
+                    drop(reply.send(Err(GateError::StoreUnavailable)));
+                }
+            }
             Message::Commands { commands, reply } => {
                 let group = groups.len();
                 let mut replies = Vec::with_capacity(commands.len());
                 for (index, command) in commands.into_iter().enumerate() {
-                    match &command {
-                        Command::Release(_) | Command::Cancel(_) => {
-                            self.at_stake.push(command.clone());
-                        }
-                        Command::Acquire(acquire)
-                            if self.bypasses_new && !turn.knows(&acquire.ticket) =>
-                        {
-                            replies.push(Some(Err(GateError::StoreUnavailable)));
-                            continue;
-                        }
-                        _ => {}
+                    if self.hand_in(command, turn) {
+                        answerers.push(Answerer::Group { group, index });
+                        replies.push(None);
+                    } else {
+                        replies.push(Some(Err(GateError::StoreUnavailable)));
                     }
-                    turn.handle(command);
-                    answerers.push(Answerer::Group { group, index });
-                    replies.push(None);
                 }
                 groups.push(Group { replies, reply });
             }
@@ -534,6 +541,19 @@ where
         None
     }
 
+    /// Hands a caller's command to the turn; false when it is an acquire that bypasses instead.
+    fn hand_in(&mut self, command: Command, turn: &mut Taking) -> bool {
+        match &command {
+            Command::Release(_) | Command::Cancel(_) => self.at_stake.push(command.clone()),
+            Command::Acquire(acquire) if self.bypasses_new && !turn.knows(&acquire.ticket) => {
+                return false;
+            }
+            _ => {}
+        }
+        turn.handle(command);
+        true
+    }
+
     /// The call's own time is over.
     fn end_wait(&mut self, slot: SlotId, turn: &mut Taking, answerers: &mut Vec<Answerer>) {
         if let Some(command) = self.waiters.end_wait(slot) {
@@ -577,6 +597,11 @@ where
                     }
                 }
                 Effect::Reply { tag, seq, reply } => match who(tag) {
+                    Some(Answerer::One(to)) => {
+                        if let Err(unread) = to.send(Ok((seq, reply))) {
+                            self.waiters.unread(unread);
+                        }
+                    }
                     Some(Answerer::Group { group, index }) => {
                         let group = groups.get_mut(group);
                         if let Some(slot) = group.and_then(|group| group.replies.get_mut(index)) {
@@ -659,6 +684,7 @@ where
         let error = GateError::StoreUnavailable;
         for answerer in answerers {
             match answerer {
+                Answerer::One(reply) => drop(reply.send(Err(error))),
                 Answerer::Acquire { reply, .. } => drop(reply.send(Err(error))),
                 Answerer::Watch { reply, .. } => drop(reply.send(Err(error))),
                 Answerer::Leave(slot) => self.waiters.refuse(slot, error),
@@ -725,6 +751,10 @@ where
     fn answer_without_store(&mut self, message: Message) -> Option<oneshot::Sender<()>> {
         let error = GateError::StoreUnavailable;
         match message {
+            Message::Command { command, reply } => {
+                self.kept.keep(&command);
+                drop(reply.send(Err(error)));
+            }
             Message::Commands { commands, reply } => {
                 for command in &commands {
                     self.kept.keep(command);
@@ -758,6 +788,15 @@ where
     fn change_trouble(&self, change: impl FnOnce(&mut StoreTrouble)) {
         if let Some(shared) = self.shared.upgrade() {
             shared.trouble.send_modify(change);
+        }
+    }
+
+    /// Each look is a call of the operating system, and nobody watches the size by the commit.
+    fn note_size(&mut self, store: &S) {
+        let now = Instant::now();
+        if now >= self.size_due {
+            self.size_due = now + SIZE_EVERY;
+            self.stats.set_bytes(store.bytes());
         }
     }
 
@@ -814,7 +853,8 @@ pub(super) fn weight(message: &Message) -> usize {
         Message::Commands { commands, .. } => commands.len().max(1),
         Message::Watch { tickets, .. } => tickets.len().max(1),
         Message::Signal(Command::Called(results)) => results.len().max(1),
-        Message::Acquire { .. }
+        Message::Command { .. }
+        | Message::Acquire { .. }
         | Message::EndWait(_)
         | Message::Gone(_)
         | Message::CloseDone { .. }

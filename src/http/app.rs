@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::config::{self, Origins};
 use crate::gate::{Gate, Phase};
 use crate::history::History;
-use crate::telemetry::{HttpMetrics, Readings};
+use crate::telemetry::{HttpMetrics, Readings, RequestId};
 
 /// Each backup under way keeps a picture of the store in memory.
 const BACKUPS_AT_ONCE: usize = 1;
@@ -223,10 +223,10 @@ impl App {
         now.before(self.uptime())
     }
 
-    /// A new request id: unique over restarts, and short enough to be read aloud.
+    /// A new request id.
     pub(super) fn next_request_id(&self) -> RequestId {
         let number = self.inner.requests.fetch_add(1, Ordering::Relaxed);
-        RequestId(format!("{:016x}-{number:x}", self.inner.request_salt).into())
+        RequestId::new(self.inner.request_salt, number)
     }
 }
 
@@ -239,16 +239,4 @@ pub struct Shown {
     pub now: Timestamp,
     /// kvgate's line.
     pub line: Clock,
-}
-
-/// kvgate's own id of a request.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RequestId(Arc<str>);
-
-impl RequestId {
-    /// The id.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }

@@ -5,8 +5,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use kvgate_api::{
-    BatchOperation, BatchRequest, BatchResult, BatchResults, CancelResult, ReleaseRequest,
-    ReleaseResult,
+    AcquireAnswer, BatchOperation, BatchRequest, BatchResults, CancelResult, CloseAnswer, Lease,
+    Problem, ReleaseRequest, ReleaseResult,
 };
 use kvgate_core::command::{Acquire, CloseRequest, Command};
 use kvgate_core::effect::{CloseReply, Reply};
@@ -15,12 +15,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::answer::{json, with_receipts, with_seq};
-use super::app::{App, RequestId, Shown};
+use super::app::{App, Shown};
 use super::convert::{self, Asked, CallFacts};
 use super::extract::{BatchBody, NoQuery, object, parse, unreadable};
+use super::front::Passed;
 use super::leases::{acquire_status, known};
 use super::problem::{self, Fault};
+use super::without_op::WithoutOp;
 use crate::gate::{GateError, Receipt};
+use crate::telemetry::RequestId;
 
 /// Operations of one call.
 const OPERATIONS_MAX: usize = 1_000;
@@ -43,7 +46,7 @@ struct Envelope<'a> {
 )]
 pub(super) async fn batch(
     State(app): State<App>,
-    Extension(request): Extension<RequestId>,
+    Extension(passed): Extension<Passed>,
     _: NoQuery,
     BatchBody(bytes): BatchBody,
 ) -> Result<Response, Fault> {
@@ -64,7 +67,7 @@ pub(super) async fn batch(
     } else {
         app.gate().batch(commands).await?
     };
-    Ok(answer(&app, &request, planned, replies))
+    Ok(answer(&app, passed.id, planned, replies))
 }
 
 /// The operations of a body, within their bound and not read themselves.
@@ -143,16 +146,44 @@ fn plan(operation: &RawValue, app: &App) -> Result<Planned, Fault> {
     }
 }
 
-/// Reads one operation. serde collects the fields of a tagged choice before it reads them, and so
-/// loses their places; a second, slower look finds the place again.
+/// Reads one operation. serde collects the fields of a tagged choice before it reads them, which is slow and loses
+/// their places. So its word is read first, and then the fields without it.
 pub(super) fn read(text: &str) -> Result<BatchOperation, Fault> {
     let text = object(text.as_bytes())?;
+    if let Some(operation) = read_as_named(text) {
+        return Ok(operation);
+    }
     serde_json::from_str(text).map_err(|error| {
         let fault = unreadable("", &error, text);
         place_inside(text)
             .filter(|placed| placed.status() == fault.status())
             .unwrap_or(fault)
     })
+}
+
+/// `None` when it has a fault.
+fn read_as_named(text: &str) -> Option<BatchOperation> {
+    #[derive(Deserialize)]
+    struct Named<'a> {
+        #[serde(borrow)]
+        op: &'a str,
+    }
+    let Named { op } = serde_json::from_str(text).ok()?;
+    Some(match op {
+        "acquire" => BatchOperation::Acquire(fields(text)?),
+        "release" => BatchOperation::Release(fields(text)?),
+        "renew" => BatchOperation::Renew(fields(text)?),
+        "cancel" => BatchOperation::Cancel(fields(text)?),
+        "close" => BatchOperation::Close(fields(text)?),
+        _ => return None,
+    })
+}
+
+fn fields<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let value = T::deserialize(WithoutOp(&mut reader)).ok()?;
+    reader.end().ok()?;
+    Some(value)
 }
 
 fn place_inside(text: &str) -> Option<Fault> {
@@ -169,9 +200,32 @@ fn place_inside(text: &str) -> Option<Fault> {
     }
 }
 
+/// [`BatchResults`] as they are written: each body as its call of its own would write it.
+#[derive(Serialize)]
+struct Results {
+    results: Vec<Answered>,
+}
+
+#[derive(Serialize)]
+struct Answered {
+    status: u16,
+    body: AnsweredBody,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum AnsweredBody {
+    Acquire(Box<AcquireAnswer>),
+    Release(ReleaseResult),
+    Lease(Box<Lease>),
+    Cancel(CancelResult),
+    Close(Box<CloseAnswer>),
+    Problem(Box<Problem>),
+}
+
 /// The answer to one operation as it is gathered.
-struct Gathered<'a> {
-    request: &'a RequestId,
+struct Gathered {
+    request: RequestId,
     shown: Shown,
     receipts: Vec<Receipt>,
     seq: Option<Seq>,
@@ -179,7 +233,7 @@ struct Gathered<'a> {
 
 fn answer(
     app: &App,
-    request: &RequestId,
+    request: RequestId,
     planned: Vec<Result<Planned, Fault>>,
     replies: Vec<Result<(Option<Seq>, Reply), GateError>>,
 ) -> Response {
@@ -196,24 +250,22 @@ fn answer(
             let reply = replies.next().unwrap_or(Err(GateError::Draining));
             gathered.result(app, &planned, reply)
         });
-        results.push(
-            result.unwrap_or_else(|fault| body(fault.status(), &fault.problem(gathered.request))),
-        );
+        results.push(result.unwrap_or_else(|fault| {
+            let problem = Box::new(fault.problem(gathered.request));
+            answered(fault.status(), AnsweredBody::Problem(problem))
+        }));
     }
-    let response = with_seq(
-        json(StatusCode::OK, &BatchResults { results }),
-        gathered.seq,
-    );
+    let response = with_seq(json(StatusCode::OK, &Results { results }), gathered.seq);
     with_receipts(response, gathered.receipts)
 }
 
-impl Gathered<'_> {
+impl Gathered {
     fn result(
         &mut self,
         app: &App,
         planned: &Planned,
         reply: Result<(Option<Seq>, Reply), GateError>,
-    ) -> Result<BatchResult, Fault> {
+    ) -> Result<Answered, Fault> {
         let reply = match (reply, planned) {
             (Ok((seq, reply)), _) => {
                 self.seq = self.seq.max(seq);
@@ -223,8 +275,8 @@ impl Gathered<'_> {
                 if !asked.local_bypasses.is_empty() {
                     app.gate().local_bypasses(asked.local_bypasses.clone());
                 }
-                let answer = convert::store_unavailable(asked, app);
-                return Ok(body(StatusCode::OK, &answer));
+                let answer = Box::new(convert::store_unavailable(asked, app));
+                return Ok(answered(StatusCode::OK, AnsweredBody::Acquire(answer)));
             }
             (Err(error), _) => return Err(error.into()),
         };
@@ -241,29 +293,31 @@ impl Gathered<'_> {
                 };
                 let status = acquire_status(&decision.answer.outcome);
                 let answer = convert::acquire_answer(decision.answer, facts, &self.shown);
-                Ok(body(status, &answer))
+                Ok(answered(status, AnsweredBody::Acquire(Box::new(answer))))
             }
             (Reply::Release(result), _) => {
                 let outcome = convert::release_outcome(result?);
-                Ok(body(StatusCode::OK, &ReleaseResult { outcome }))
+                let body = AnsweredBody::Release(ReleaseResult { outcome });
+                Ok(answered(StatusCode::OK, body))
             }
             (Reply::Lease(result), Planned::Renew { ttl, .. }) => {
                 let clamped = ttl.is_some_and(|(_, clamped)| clamped);
-                Ok(body(
-                    StatusCode::OK,
-                    &convert::lease(&result?, clamped, &self.shown),
-                ))
+                let lease = Box::new(convert::lease(&result?, clamped, &self.shown));
+                Ok(answered(StatusCode::OK, AnsweredBody::Lease(lease)))
             }
             (Reply::Cancel(outcome), _) => {
                 let outcome = convert::cancel_outcome(outcome);
-                Ok(body(StatusCode::OK, &CancelResult { outcome }))
+                let body = AnsweredBody::Cancel(CancelResult { outcome });
+                Ok(answered(StatusCode::OK, body))
             }
-            (Reply::Close(CloseReply::Taken(close)), _) => Ok(body(
-                StatusCode::ACCEPTED,
-                &convert::close(&close, &self.shown),
-            )),
+            (Reply::Close(CloseReply::Taken(close)), _) => {
+                let close = CloseAnswer::Taken(convert::close(&close, &self.shown));
+                let body = AnsweredBody::Close(Box::new(close));
+                Ok(answered(StatusCode::ACCEPTED, body))
+            }
             (Reply::Close(CloseReply::Disabled), _) => {
-                Ok(body(StatusCode::OK, &convert::CLOSE_DISABLED))
+                let body = Box::new(CloseAnswer::Disabled(convert::CLOSE_DISABLED));
+                Ok(answered(StatusCode::OK, AnsweredBody::Close(body)))
             }
             (Reply::Close(CloseReply::Full), _) => Err(problem::too_many_closes()),
             (other, _) => {
@@ -274,9 +328,9 @@ impl Gathered<'_> {
     }
 }
 
-fn body(status: StatusCode, body: &impl Serialize) -> BatchResult {
-    BatchResult {
+const fn answered(status: StatusCode, body: AnsweredBody) -> Answered {
+    Answered {
         status: status.as_u16(),
-        body: serde_json::to_value(body).unwrap_or_default(),
+        body,
     }
 }

@@ -270,6 +270,7 @@ pub(super) fn acquire_answer(
     shown: &Shown,
 ) -> wire::AcquireAnswer {
     let ticket_id = answer.ticket.as_str().to_owned();
+    // Only a bare cancel marker has no session.
     let session = answer.session.map(|session| session.as_str().to_owned());
     let reservation_tokens = answer.reservation.get();
     let epoch = answer.epoch.0;
@@ -277,8 +278,6 @@ pub(super) fn acquire_answer(
     let waited_s = seconds(answer.waited);
     let repeated = answer.repeated;
     let session_reopened = answer.session_reopened;
-    // Only a bare cancel marker has no session.
-    let session_id = session.clone().unwrap_or_default();
     match answer.outcome {
         Outcome::Admit {
             lease,
@@ -287,7 +286,7 @@ pub(super) fn acquire_answer(
         } => wire::AcquireAnswer::Admit(wire::Admit {
             reason: wire::AdmitReason::CapacityAvailable,
             ticket_id,
-            session_id,
+            session_id: session.unwrap_or_default(),
             lease_id: lease.to_text(),
             reservation_tokens,
             epoch,
@@ -302,7 +301,7 @@ pub(super) fn acquire_answer(
         Outcome::Bypass(reason) => wire::AcquireAnswer::Bypass(wire::Bypass {
             reason: bypass_reason(reason),
             ticket_id,
-            session_id,
+            session_id: session.unwrap_or_default(),
             reservation_tokens,
             epoch,
             ttl_clamped,
@@ -324,7 +323,7 @@ pub(super) fn acquire_answer(
         Outcome::Wait(status) => wire::AcquireAnswer::Wait(wire::Wait {
             reason: wait_reason(status.reason),
             ticket_id,
-            session_id,
+            session_id: session.unwrap_or_default(),
             reservation_tokens,
             epoch,
             ttl_clamped,

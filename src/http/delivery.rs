@@ -8,18 +8,20 @@
 //! hyper flushes the socket only when its own buffer is empty. So a flush that succeeds after the
 //! body of an answer has ended means that every byte of it was handed to an open socket.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
+use futures_util::task::AtomicWaker;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::listener::Stream;
@@ -58,7 +60,18 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Tracker {
     state: Mutex<State>,
-    shed: Notify,
+    /// Whether it is worth looking why the connection might end.
+    may_end: AtomicBool,
+    ends: AtomicWaker,
+}
+
+/// How a connection is to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ending {
+    /// After the answer that is under way.
+    Orderly,
+    /// Now.
+    Cut,
 }
 
 #[derive(Debug)]
@@ -73,6 +86,8 @@ struct State {
     answer: Option<(Instant, u64)>,
     /// What it did, and since when, when it was chosen to end.
     chosen: Option<(Stage, Instant)>,
+    /// How the service ends it, which stops.
+    stops: Option<Ending>,
 }
 
 impl Tracker {
@@ -86,8 +101,10 @@ impl Tracker {
                 answered: false,
                 answer: None,
                 chosen: None,
+                stops: None,
             }),
-            shed: Notify::new(),
+            may_end: AtomicBool::new(false),
+            ends: AtomicWaker::new(),
         })
     }
 
@@ -104,17 +121,37 @@ impl Tracker {
     /// that came in meanwhile is served.
     pub(super) fn shed(&self, stage: Stage, since: Instant) {
         self.with(|state| state.chosen = Some((stage, since)));
-        self.shed.notify_one();
+        self.look_whether_to_end();
     }
 
-    /// Returns when the connection is to end.
-    pub(super) async fn is_shed(&self) {
-        loop {
-            self.shed.notified().await;
-            if self.with(|state| state.chosen == Some((state.stage, state.since))) {
-                return;
+    /// Tells the connection that the service stops.
+    pub(super) fn stop(&self, ending: Ending) {
+        self.with(|state| state.stops = Some(ending));
+        self.look_whether_to_end();
+    }
+
+    fn look_whether_to_end(&self) {
+        self.may_end.store(true, Ordering::Release);
+        self.ends.wake();
+    }
+
+    /// Returns when the connection is to end; one that is `ending` in order is to be cut only.
+    ///
+    /// All that may end a connection is in its own tracker: each of its polls asks for it, and one signal for all
+    /// connections is a lock that they share.
+    pub(super) fn is_to_end(&self, ending: bool) -> impl Future<Output = Ending> {
+        poll_fn(move |context| {
+            self.ends.register(context.waker());
+            if !self.may_end.load(Ordering::Acquire) {
+                return Poll::Pending;
             }
-        }
+            self.with(|state| match state.stops {
+                _ if state.chosen == Some((state.stage, state.since)) => Poll::Ready(Ending::Cut),
+                Some(Ending::Cut) => Poll::Ready(Ending::Cut),
+                Some(Ending::Orderly) if !ending => Poll::Ready(Ending::Orderly),
+                Some(Ending::Orderly) | None => Poll::Pending,
+            })
+        })
     }
 
     /// TLS is agreed on: the head of the first request has its time from here on.
@@ -189,9 +226,7 @@ impl Tracker {
             }
             std::mem::take(&mut state.due)
         });
-        for receipt in due {
-            receipt.written();
-        }
+        Receipt::all_written(due);
     }
 
     /// The answer with a body that reports its end.

@@ -1,5 +1,6 @@
 //! Readers of requests whose refusals are problems: bodies, ids in paths, parameters.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +16,14 @@ use kvgate_core::ids::{CloseId, IdError, LeaseId, SessionId, TicketId};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_path_to_error::Segment;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use utoipa::IntoParams;
 use utoipa::openapi::Required;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 
 use super::problem::{self, Fault};
-use super::shares::Shares;
+use super::server::Arrival;
 
 /// Largest body of a call.
 pub(super) const BODY_MAX: usize = 1 << 20;
@@ -60,13 +61,14 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
     type Rejection = Fault;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
-        let headers = request.headers().clone();
-        refuse_compressed(&headers)?;
+        let headers = request.headers();
+        refuse_compressed(headers)?;
+        let is_json = require_json(headers);
         let bytes = read_body(request, BODY_MAX).await?;
         if bytes.is_empty() {
             return Ok(Self(T::default()));
         }
-        require_json(&headers)?;
+        is_json?;
         parse(&bytes).map(Self)
     }
 }
@@ -223,8 +225,11 @@ async fn read_body(request: Request, bound: usize) -> Result<Bytes, Fault> {
     if announced.is_some_and(|length| length > bound.saturating_add(OVERRUN_MAX)) {
         return Err(too_large(bound));
     }
-    let room = request.extensions().get::<Shares>().map(Shares::bodies);
-    let mut room = Room { room, taken: None };
+    let arrival = request.extensions().get::<Arc<Arrival>>().cloned();
+    let mut room = Room {
+        arrival,
+        taken: None,
+    };
     let mut body = request.into_body();
     match tokio::time::timeout(BODY_WITHIN, collect(&mut body, bound, &mut room)).await {
         Ok(read) => read,
@@ -234,7 +239,7 @@ async fn read_body(request: Request, bound: usize) -> Result<Bytes, Fault> {
 }
 
 async fn collect(body: &mut Body, bound: usize, room: &mut Room) -> Result<Bytes, Fault> {
-    let mut kept = Vec::new();
+    let mut kept = Pieces::default();
     let mut refused = None;
     let mut read = 0_usize;
     while let Some(frame) = body.frame().await {
@@ -250,10 +255,10 @@ async fn collect(body: &mut Body, bound: usize, room: &mut Room) -> Result<Bytes
         read = read.saturating_add(data.len());
         if read <= bound && refused.is_none() {
             match room.grow_to(read) {
-                Ok(()) => kept.extend_from_slice(&data),
+                Ok(()) => kept.push(data),
                 Err(fault) => {
                     refused = Some(fault);
-                    kept = Vec::new();
+                    kept = Pieces::default();
                     room.taken = None;
                 }
             }
@@ -264,14 +269,42 @@ async fn collect(body: &mut Body, bound: usize, room: &mut Room) -> Result<Bytes
     match refused {
         _ if read > bound => Err(too_large(bound)),
         Some(fault) => Err(fault),
-        None => Ok(kept.into()),
+        None => Ok(kept.whole()),
+    }
+}
+
+/// A body as it comes in. Most come in one piece, which is not copied.
+#[derive(Default)]
+struct Pieces {
+    first: Bytes,
+    /// The whole body, once there was a second piece.
+    joined: Vec<u8>,
+}
+
+impl Pieces {
+    fn push(&mut self, piece: Bytes) {
+        if self.first.is_empty() && self.joined.is_empty() {
+            self.first = piece;
+        } else {
+            self.joined
+                .extend_from_slice(&std::mem::take(&mut self.first));
+            self.joined.extend_from_slice(&piece);
+        }
+    }
+
+    fn whole(self) -> Bytes {
+        if self.joined.is_empty() {
+            self.first
+        } else {
+            self.joined.into()
+        }
     }
 }
 
 /// What one body takes of the room for all of them, until it was read.
 struct Room {
     /// `None`: a call from within the process.
-    room: Option<Arc<Semaphore>>,
+    arrival: Option<Arc<Arrival>>,
     taken: Option<OwnedSemaphorePermit>,
 }
 
@@ -279,11 +312,11 @@ impl Room {
     fn grow_to(&mut self, bytes: usize) -> Result<(), Fault> {
         let taken = self.taken.as_ref().map_or(0, |taken| taken.num_permits());
         let more = bytes.saturating_sub(UNCOUNTED).saturating_sub(taken);
-        let Some(room) = self.room.as_ref().filter(|_| more > 0) else {
+        let Some(arrival) = self.arrival.as_ref().filter(|_| more > 0) else {
             return Ok(());
         };
         let more = u32::try_from(more).map_err(|_| problem::too_many_bodies())?;
-        let more = Arc::clone(room)
+        let more = Arc::clone(arrival.shares.bodies())
             .try_acquire_many_owned(more)
             .map_err(|_| problem::too_many_bodies())?;
         match &mut self.taken {
@@ -305,6 +338,10 @@ fn too_large(bound: usize) -> Fault {
 /// the place (TOK2: numbers out of range and keys that stand twice among them).
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
     let text = object(bytes)?;
+    if let Ok(value) = serde_json::from_str(text) {
+        return Ok(value);
+    }
+    // Keeping track of the place costs several allocations a field, so only what has a fault is read so.
     let mut reader = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let pointer = pointer(error.path());
@@ -392,7 +429,7 @@ fn escaped(step: &str) -> String {
 }
 
 /// Decodes percent-encoding exactly once; `None` when it is not one, or not UTF-8.
-pub(super) fn percent_decoded(text: &str) -> Option<String> {
+pub(super) fn percent_decoded(text: &str) -> Option<Cow<'_, str>> {
     let bytes = text.as_bytes();
     let good = bytes.iter().enumerate().all(|(at, byte)| {
         *byte != b'%'
@@ -403,8 +440,7 @@ pub(super) fn percent_decoded(text: &str) -> Option<String> {
     if !good {
         return None;
     }
-    let decoded = percent_encoding::percent_decode(bytes).decode_utf8().ok()?;
-    Some(decoded.into_owned())
+    percent_encoding::percent_decode(bytes).decode_utf8().ok()
 }
 
 /// Position of the id among the parts of `/v1/<list>/<id>...`.
@@ -412,7 +448,7 @@ const ID_PART: usize = 3;
 
 /// The id in the path, from the raw path: routes are matched on it too, so that no id can reach
 /// another route.
-fn path_id(parts: &Parts) -> Result<String, Fault> {
+fn path_id(parts: &Parts) -> Result<Cow<'_, str>, Fault> {
     let raw = parts.uri.path().split('/').nth(ID_PART).unwrap_or_default();
     percent_decoded(raw).ok_or_else(|| {
         Fault::new(
@@ -502,7 +538,7 @@ path_id!(
 pub(super) fn query_pairs(
     query: &str,
 ) -> impl Iterator<Item = (Option<String>, Option<String>)> + '_ {
-    let decoded = |text: &str| percent_decoded(&text.replace('+', " "));
+    let decoded = |text: &str| percent_decoded(&text.replace('+', " ")).map(Cow::into_owned);
     query
         .split('&')
         .filter(|pair| !pair.is_empty())

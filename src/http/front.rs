@@ -1,29 +1,35 @@
 //! What stands before every route: under which name it is asked, who asks and what they may do, what the service can do
 //! now, and what every answer carries.
 
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY,
     CONTENT_TYPE, COOKIE, HOST, ORIGIN, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
+use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use axum::routing::Route;
 use kvgate_api::{PROBLEM_JSON, ProblemCode};
+use tower::{Layer, Service};
 
-use tracing::Instrument;
-
-use super::answer::HeldOpen;
-use super::app::{App, RequestId};
+use super::answer::{HeldOpen, short};
+use super::app::App;
 use super::extract::query_pairs;
 use super::problem::{self, Fault};
 use super::rights::{self, Rule};
-use crate::access::{self, Asked, Caller, Hosts, OverTls, Right, Scheme};
+use super::server::Arrival;
+use crate::access::{self, Asked, Caller, Hosts, Right, Scheme};
 use crate::gate::Phase;
-use crate::telemetry::{Repeats, UNMATCHED};
+use crate::telemetry::{Repeats, RequestId, RouteMetrics, UNMATCHED};
 use crate::web;
 
 static FOREIGN_HOST: Repeats = Repeats::new("a request under a foreign host name was refused");
@@ -61,52 +67,142 @@ const ALWAYS: &[&str] = &["/healthz", "/readyz", "/version", "/openapi.json"];
 /// What those of them need that are for people, too.
 const ALWAYS_BELOW: [&str; 2] = ["/problems/", "/static/"];
 
-/// Around all routes, and around what no route serves.
-pub(super) async fn front(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let id = app.next_request_id();
-    request.extensions_mut().insert(id.clone());
-    let is_page = !request.uri().path().starts_with("/v1");
-    let began = Instant::now();
-    let route = request.extensions().get::<MatchedPath>().cloned();
-    let method = request.method().clone();
-    let rule = rights::needed(&method, route.as_ref().map(MatchedPath::as_str));
-    // Whatever the log tells of this request carries its id.
-    let span = tracing::error_span!("request", id = id.as_str());
-    let answer = async {
-        match check(&app, &mut request, rule) {
-            Ok(()) => next.run(request).await,
-            Err(refused) => refused.into_response(),
-        }
-    };
-    let response = answer.instrument(span).await;
-    let held_open = response.extensions().get::<HeldOpen>().is_some();
-    let mut response = rendered(response, &id);
-    app.metrics().answered(
-        route.as_ref().map_or(UNMATCHED, MatchedPath::as_str),
-        method.as_str(),
-        response.status().as_u16(),
-        (!held_open).then(|| began.elapsed()),
-    );
-    let is_kept = response.status() == StatusCode::NOT_MODIFIED;
-    let headers = response.headers_mut();
-    put_common(&app, &id, headers);
-    if is_kept {
-        // A browser takes them over into what it has kept, which came with its own: a page would lose its files.
-        headers.remove(CONTENT_SECURITY_POLICY);
-        headers.remove(REFERRER_POLICY);
-    }
-    if !is_page || !headers.contains_key(CACHE_CONTROL) {
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    }
-    response
+/// What is known of a request that has passed the front. It stands beside the request.
+#[derive(Clone, Debug)]
+pub struct Passed {
+    /// Its id.
+    pub id: RequestId,
+    /// A browser came over TLS, to us or to a proxy that the operator named: then its cookie is for TLS only.
+    pub over_tls: bool,
+    /// Who asks, as far as that must be known.
+    pub caller: Option<Caller>,
 }
 
-fn put_common(app: &App, id: &RequestId, headers: &mut HeaderMap) {
-    if let Ok(id) = HeaderValue::from_str(id.as_str()) {
-        headers.insert(X_REQUEST_ID, id);
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Fault> {
+        let passed = parts.extensions.get::<Passed>();
+        let caller = passed.and_then(|passed| passed.caller.clone());
+        caller.ok_or_else(|| problem::unauthorized(false))
     }
-    let epoch = app.gate().view().epoch;
-    headers.insert(KVGATE_EPOCH, HeaderValue::from(epoch.0));
+}
+
+/// Puts the front before all routes, and before what no route serves.
+#[derive(Clone)]
+pub(super) struct Before(pub(super) App);
+
+impl Layer<Route> for Before {
+    type Service = Front;
+
+    fn layer(&self, route: Route) -> Front {
+        Front {
+            own: Arc::new(Own {
+                app: self.0.clone(),
+                metrics: OnceLock::new(),
+            }),
+            route,
+        }
+    }
+}
+
+/// A route with the front before it.
+#[derive(Clone)]
+pub(super) struct Front {
+    own: Arc<Own>,
+    route: Route,
+}
+
+/// What the front of one route has.
+struct Own {
+    app: App,
+    /// From its first request on.
+    metrics: OnceLock<RouteMetrics>,
+}
+
+impl Service<Request> for Front {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Service::<Request>::poll_ready(&mut self.route, context)
+    }
+
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        let own = Arc::clone(&self.own);
+        let id = own.app.next_request_id();
+        let asked = AskedFor::new(&request);
+        // Whatever the log tells of this request carries its id.
+        let answer = match id.within(|| check(&own.app, &mut request, id, asked.rule())) {
+            Ok(()) => Ok(self.route.call(request)),
+            Err(refused) => Err(refused),
+        };
+        Box::pin(id.during(async move {
+            let response = match answer {
+                Ok(answer) => answer.await?,
+                Err(refused) => refused.into_response(),
+            };
+            Ok(own.finished(id, &asked, response))
+        }))
+    }
+}
+
+/// What an answer is finished by of the request that it is to.
+struct AskedFor {
+    began: Instant,
+    route: Option<MatchedPath>,
+    method: Method,
+    is_page: bool,
+}
+
+impl AskedFor {
+    fn new(request: &Request) -> Self {
+        Self {
+            began: Instant::now(),
+            route: request.extensions().get::<MatchedPath>().cloned(),
+            method: request.method().clone(),
+            is_page: !request.uri().path().starts_with("/v1"),
+        }
+    }
+
+    fn rule(&self) -> Rule {
+        rights::needed(&self.method, self.route.as_ref().map(MatchedPath::as_str))
+    }
+}
+
+impl Own {
+    /// The answer as it is sent: counted, and with what every answer carries.
+    fn finished(&self, id: RequestId, asked: &AskedFor, response: Response) -> Response {
+        let held_open = response.extensions().get::<HeldOpen>().is_some();
+        let mut response = rendered(response, id);
+        let metrics = self.metrics.get_or_init(|| {
+            let route = asked.route.as_ref().map_or(UNMATCHED, MatchedPath::as_str);
+            self.app.metrics().of_route(route)
+        });
+        let status = response.status();
+        let took = (!held_open).then(|| asked.began.elapsed());
+        metrics.answered(asked.method.as_str(), status.as_u16(), took);
+        let headers = response.headers_mut();
+        put_common(&self.app, id, headers);
+        if status == StatusCode::NOT_MODIFIED {
+            // A browser takes them over into what it has kept, which came with its own: a page would lose its files.
+            headers.remove(CONTENT_SECURITY_POLICY);
+            headers.remove(REFERRER_POLICY);
+        }
+        if !asked.is_page || !headers.contains_key(CACHE_CONTROL) {
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        }
+        response
+    }
+}
+
+fn put_common(app: &App, id: RequestId, headers: &mut HeaderMap) {
+    let epoch = app.gate().epoch().0;
+    let own = [(X_REQUEST_ID, short(id)), (KVGATE_EPOCH, short(epoch))];
+    for (name, value) in own {
+        headers.extend(value.map(|value| (name, value)));
+    }
     for (name, value) in FOR_BROWSERS {
         headers.insert(name, HeaderValue::from_static(value));
     }
@@ -127,7 +223,7 @@ fn is_html(headers: &HeaderMap) -> bool {
 }
 
 /// A fault becomes its problem here. An error that some library words by itself becomes one too.
-fn rendered(response: Response, id: &RequestId) -> Response {
+fn rendered(response: Response, id: RequestId) -> Response {
     let status = response.status();
     let fault = match response.extensions().get::<Fault>() {
         Some(fault) => fault.clone(),
@@ -181,15 +277,17 @@ pub(super) fn plain_on_tls(app: &App) -> Vec<u8> {
 }
 
 fn refused(app: &App, status: StatusCode, detail: &'static str) -> Vec<u8> {
-    app.metrics().answered(UNMATCHED, "", status.as_u16(), None);
+    app.metrics()
+        .of_route(UNMATCHED)
+        .answered("", status.as_u16(), None);
     let id = app.next_request_id();
     let fault = Fault::bad_request(detail).with_status(status);
-    let body = serde_json::to_vec(&fault.problem(&id)).unwrap_or_default();
+    let body = serde_json::to_vec(&fault.problem(id)).unwrap_or_default();
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    put_common(app, &id, &mut headers);
+    put_common(app, id, &mut headers);
     let mut answer = format!("HTTP/1.1 {status}\r\nconnection: close\r\n").into_bytes();
     for (name, value) in &headers {
         answer.extend_from_slice(name.as_str().as_bytes());
@@ -241,7 +339,7 @@ impl IntoResponse for Refused {
 }
 
 /// What a request passes before it is served. What it is known by from here on stands beside it.
-fn check(app: &App, request: &mut Request, rule: Rule) -> Result<(), Refused> {
+fn check(app: &App, request: &mut Request, id: RequestId, rule: Rule) -> Result<(), Refused> {
     let asked = checked_host(app, request)?;
     refuse_tokens_in_query(request)?;
     let scheme = scheme(request);
@@ -250,18 +348,18 @@ fn check(app: &App, request: &mut Request, rule: Rule) -> Result<(), Refused> {
     check_phase(app, request).map_err(|fault| refused_as(fault, rule))?;
     let behind_tls = |asked: &Asked| hosts(app).are_behind_tls(asked);
     let over_tls = scheme == Scheme::Https || asked.as_ref().is_some_and(behind_tls);
-    let beside = request.extensions_mut();
-    beside.insert(OverTls(over_tls));
-    if let Some(caller) = caller {
-        beside.insert(caller);
-    }
+    request.extensions_mut().insert(Passed {
+        id,
+        over_tls,
+        caller,
+    });
     Ok(())
 }
 
 /// How the connection was made. The accept loop says so where it is TLS.
 fn scheme(request: &Request) -> Scheme {
-    let said = request.extensions().get::<Scheme>();
-    said.copied().unwrap_or(Scheme::Http)
+    let arrival = request.extensions().get::<Arc<Arrival>>();
+    arrival.map_or(Scheme::Http, |arrival| arrival.scheme)
 }
 
 fn hosts(app: &App) -> Hosts<'_> {

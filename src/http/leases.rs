@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -184,7 +183,7 @@ pub(super) async fn renew(
 )]
 pub(super) async fn revoke(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
     LeasePath(lease): LeasePath,
     _: NoQuery,
     _: OptionalJson<NoFields>,

@@ -35,15 +35,16 @@ mod shares;
 mod status;
 mod tickets;
 mod tls;
+mod without_op;
 
 use axum::Router;
-use axum::middleware::from_fn_with_state;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use advice::{Advice, advice};
-pub use app::{App, EngineDetails, FleetDetails, HttpConfig, RequestId, ShellNotice, Shown};
+pub use app::{App, EngineDetails, FleetDetails, HttpConfig, ShellNotice, Shown};
 pub use extract::{Fields, Form, Query};
+pub use front::Passed;
 pub use health::STUCK_AFTER;
 pub use listener::{Endpoint, Listener};
 pub use openapi::openapi;
@@ -58,7 +59,7 @@ pub fn router(app: App, pages: Router) -> Router {
         .merge(pages)
         .fallback(async || problem::not_found())
         .method_not_allowed_fallback(async || problem::method_not_allowed())
-        .layer(from_fn_with_state(app, front::front))
+        .layer(front::Before(app))
 }
 
 /// Every route of the API with its description.

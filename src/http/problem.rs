@@ -11,8 +11,8 @@ use kvgate_api::{FieldFault, PROBLEM_JSON, Problem, ProblemCode};
 use kvgate_core::effect::{AcquireRefused, LeaseGone};
 use kvgate_core::ids::IdError;
 
-use super::app::RequestId;
 use crate::gate::GateError;
+use crate::telemetry::RequestId;
 
 /// How a caller makes itself known.
 pub const BEARER: &str = "Bearer";
@@ -133,20 +133,20 @@ impl Fault {
 
     /// The body.
     #[must_use]
-    pub fn problem(&self, request: &RequestId) -> Problem {
+    pub fn problem(&self, request: RequestId) -> Problem {
         Problem {
             kind: format!("/problems/{}", self.code.as_str()),
             title: title(self.code).to_owned(),
             status: self.status.as_u16(),
             detail: self.detail.clone(),
             code: self.code,
-            instance: request.as_str().to_owned(),
+            instance: request.to_string(),
             errors: self.errors.clone(),
         }
     }
 
     /// The whole answer.
-    pub(super) fn render(&self, request: &RequestId) -> Response {
+    pub(super) fn render(&self, request: RequestId) -> Response {
         let body = serde_json::to_vec(&self.problem(request)).unwrap_or_default();
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = self.status;

@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use super::app::App;
-use super::delivery::{Patience, Socket, Stage, Tracker};
+use super::delivery::{Ending, Patience, Socket, Stage, Tracker};
 use super::front;
 use super::listener::{Accepted, Listener, Peer, RawStream, Stream};
 use super::shares::Shares;
@@ -100,6 +100,13 @@ impl Default for Limits {
     }
 }
 
+/// How requests of a connection came in. It stands beside each of them.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) scheme: Scheme,
+    pub(super) shares: Shares,
+}
+
 /// Serves until `stop` is cancelled; then answers in flight have [`Limits::stop_within`] to end and
 /// the rest is cut. Waiting calls must be ended by `Gate::begin_drain` before.
 pub async fn serve(
@@ -122,8 +129,6 @@ pub async fn serve(
         shares: Box::new(Shares::new(limits.waiting_per_peer, limits.body_bytes)),
         limits,
         open: Open::default(),
-        stop: stop.clone(),
-        cut: CancellationToken::new(),
     });
     tokio::select! {
         () = stop.cancelled() => {}
@@ -132,12 +137,13 @@ pub async fn serve(
     }
     drop(listeners);
     tasks.close();
+    server.open.stop(Ending::Orderly);
     if tokio::time::timeout(stop_within, tasks.wait())
         .await
         .is_err()
     {
         tracing::warn!(connections = tasks.len(), "cutting what is still open");
-        server.cut.cancel();
+        server.open.stop(Ending::Cut);
         tasks.wait().await;
     }
 }
@@ -149,8 +155,6 @@ struct Server {
     patience: Patience,
     shares: Box<dyn Fn(Peer) -> Shares + Send + Sync>,
     open: Open,
-    stop: CancellationToken,
-    cut: CancellationToken,
 }
 
 impl Server {
@@ -241,16 +245,17 @@ impl Server {
     }
 
     async fn connection(&self, accepted: Accepted, tracker: &Arc<Tracker>) {
-        let scheme = accepted.stream.scheme();
-        let shares = (self.shares)(accepted.peer);
+        let arrival = Arc::new(Arrival {
+            scheme: accepted.stream.scheme(),
+            shares: (self.shares)(accepted.peer),
+        });
         let stream = tokio::select! {
             biased;
             stream = self.open_stream(accepted.stream, tracker) => stream,
-            () = self.stop.cancelled() => None,
-            () = tracker.is_shed() => None,
+            _ = tracker.is_to_end(false) => None,
         };
         if let Some(stream) = stream {
-            self.requests(stream, scheme, shares, tracker).await;
+            self.requests(stream, arrival, tracker).await;
         }
     }
 
@@ -258,8 +263,7 @@ impl Server {
     async fn requests(
         &self,
         stream: Box<dyn Stream>,
-        scheme: Scheme,
-        shares: Shares,
+        arrival: Arc<Arrival>,
         tracker: &Arc<Tracker>,
     ) {
         let app = self.app.clone();
@@ -267,8 +271,7 @@ impl Server {
         let socket = Socket::new(stream, Arc::clone(tracker), refusal);
         let service = service_fn(|request: Request<Incoming>| {
             let mut request = request.map(|body| Body::new(tracker.begin(body)));
-            request.extensions_mut().insert(scheme);
-            request.extensions_mut().insert(shares.clone());
+            request.extensions_mut().insert(Arc::clone(&arrival));
             let answer = self.router.clone().oneshot(request);
             let tracker = Arc::clone(tracker);
             async move {
@@ -294,12 +297,13 @@ impl Server {
                     }
                     break;
                 }
-                () = self.cut.cancelled() => break,
-                () = tracker.is_shed() => break,
-                () = self.stop.cancelled(), if !stopping => {
-                    stopping = true;
-                    connection.as_mut().graceful_shutdown();
-                }
+                ending = tracker.is_to_end(stopping) => match ending {
+                    Ending::Cut => break,
+                    Ending::Orderly => {
+                        stopping = true;
+                        connection.as_mut().graceful_shutdown();
+                    }
+                },
             }
         }
     }
@@ -390,6 +394,13 @@ impl Open {
         self.with(|trackers| trackers.values().cloned().collect())
     }
 
+    /// Tells all connections that the service stops.
+    fn stop(&self, ending: Ending) {
+        for tracker in self.all() {
+            tracker.stop(ending);
+        }
+    }
+
     /// Ends the connection that has sent nothing, or no whole request, for the longest time; where
     /// there is none, the one that has been taking its answer for the longest time beyond `patience`.
     fn shed_oldest_silent(&self, patience: Duration) -> bool {
@@ -459,7 +470,7 @@ mod tests {
         let (first, second, silent) = (add(1), add(2), add(3));
         let _first = first.track(Response::new(Body::from("answer")));
         let _second = second.track(Response::new(Body::from("answer")));
-        let is_shed = |tracker: &Tracker| tracker.is_shed().now_or_never().is_some();
+        let is_shed = |tracker: &Tracker| tracker.is_to_end(false).now_or_never().is_some();
 
         assert!(open.shed_oldest_silent(Duration::ZERO));
         assert!(is_shed(&silent) && !is_shed(&first));

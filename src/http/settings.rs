@@ -1,6 +1,5 @@
 //! Settings that change while the gate runs (SET1, SET2).
 
-use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -46,7 +45,7 @@ pub(super) async fn read(State(app): State<App>, _: NoQuery) -> Response {
 )]
 pub(super) async fn change(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
     _: NoQuery,
     JsonBody(request): JsonBody<SettingsChange>,
 ) -> Result<Response, Fault> {

@@ -2,6 +2,7 @@
 //! counts is durable and is read from its view.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kvgate_core::decision::Scope;
@@ -267,23 +268,15 @@ impl Default for HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// A request was answered. `took` is `None` for a call that was held open: how long that was says
-    /// nothing of the service.
-    pub fn answered(&self, route: &str, method: &str, status: u16, took: Option<Duration>) {
-        let route = route.to_owned();
-        if let Some(took) = took {
-            let of_route = OfRoute {
-                route: route.clone(),
-            };
-            let took = took.as_secs_f64();
-            self.seconds.get_or_create(&of_route).observe(took);
+    /// What is counted of one route.
+    #[must_use]
+    pub fn of_route(&self, route: &str) -> RouteMetrics {
+        RouteMetrics {
+            all: self.clone(),
+            route: route.to_owned(),
+            seconds: OnceLock::new(),
+            requests: Mutex::default(),
         }
-        let of_request = OfRequest {
-            route,
-            method: known_method(method),
-            status,
-        };
-        self.requests.get_or_create(&of_request).inc();
     }
 
     /// Puts the figures into a registry, once: they go on there.
@@ -299,6 +292,48 @@ impl HttpMetrics {
             Unit::Seconds,
             self.seconds.clone(),
         );
+    }
+}
+
+/// What is counted of the requests to one route: its series are looked up once, and not for each request.
+#[derive(Debug)]
+pub struct RouteMetrics {
+    all: HttpMetrics,
+    route: String,
+    seconds: OnceLock<Histogram>,
+    /// By method and status: a few.
+    requests: Mutex<Vec<(&'static str, u16, Counter)>>,
+}
+
+impl RouteMetrics {
+    /// A request was answered. `took` is `None` for a call that was held open: how long that was says
+    /// nothing of the service.
+    pub fn answered(&self, method: &str, status: u16, took: Option<Duration>) {
+        if let Some(took) = took {
+            let seconds = self.seconds.get_or_init(|| {
+                let route = self.route.clone();
+                self.all.seconds.get_or_create_owned(&OfRoute { route })
+            });
+            seconds.observe(took.as_secs_f64());
+        }
+        let method = known_method(method);
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = |(its_method, its_status, _): &&(&str, u16, Counter)| {
+            *its_method == method && *its_status == status
+        };
+        if let Some((.., counter)) = requests.iter().find(counted) {
+            counter.inc();
+            return;
+        }
+        let route = self.route.clone();
+        let of_request = OfRequest {
+            route,
+            method,
+            status,
+        };
+        let counter = self.all.requests.get_or_create_owned(&of_request);
+        counter.inc();
+        requests.push((method, status, counter));
     }
 }
 

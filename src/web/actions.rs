@@ -30,7 +30,7 @@ use super::page::{TOLD, Web, caller_of, html};
 use super::settings;
 use crate::access::{Caller, Right};
 use crate::gate::GateError;
-use crate::http::{App, Fault, Fields, RequestId, read};
+use crate::http::{App, Fault, Fields, Passed, read};
 
 /// Ids that one form may name.
 const IDS_MAX: usize = 1_000;
@@ -118,7 +118,10 @@ async fn confirmed(web: &Web, request: Request) -> Result<Response, Fault> {
 }
 
 async fn acted(web: &Web, request: Request) -> Result<Response, Fault> {
-    let id = request.extensions().get::<RequestId>().cloned();
+    let id = request
+        .extensions()
+        .get::<Passed>()
+        .map(|passed| passed.id.to_string());
     let asked = Asked::of(web.app(), request).await?;
     let who = read::who(&asked.caller)?;
     let outcome = carry_out(web.app(), who, &asked.wish).await;
@@ -127,9 +130,9 @@ async fn acted(web: &Web, request: Request) -> Result<Response, Fault> {
     let outcome = outcome?;
     let mut location = asked.back;
     if let Some(id) = id {
-        web.keep(id.as_str(), outcome);
+        web.keep(&id, outcome);
         let joint = if location.contains('?') { '&' } else { '?' };
-        location.push_str(&format!("{joint}{TOLD}={}", id.as_str()));
+        location.push_str(&format!("{joint}{TOLD}={id}"));
     }
     let location = HeaderValue::from_str(&location)
         .map_err(|_| Fault::field("/back", "must be a page of this service"))?;

@@ -14,8 +14,8 @@ use url::Url;
 
 use super::assets;
 use super::page::Web;
-use crate::access::{self, Caller, LoginRefused, OverTls};
-use crate::http::{BEARER, Fault, Form};
+use crate::access::{self, Caller, LoginRefused};
+use crate::http::{BEARER, Fault, Form, Passed};
 use crate::telemetry::Repeats;
 
 static WRONG_TOKEN: Repeats = Repeats::new("a log-in with a wrong token was refused");
@@ -47,13 +47,13 @@ pub(crate) fn form(asked_for: &str) -> Response {
 }
 
 /// `GET /login`.
-pub(super) async fn page(State(web): State<Web>, caller: Option<Extension<Caller>>) -> Response {
+pub(super) async fn page(State(web): State<Web>, Extension(passed): Extension<Passed>) -> Response {
     if web.app().config().access.is_open() {
         return to("/");
     }
     let page = Page {
         assets: assets::version(),
-        who: caller.as_ref().map(|Extension(caller)| caller),
+        who: passed.caller.as_ref(),
         trouble: None,
         back: "/",
     };
@@ -63,7 +63,7 @@ pub(super) async fn page(State(web): State<Web>, caller: Option<Extension<Caller
 /// `POST /login`, fields `token` and `back`.
 pub(super) async fn log_in(
     State(web): State<Web>,
-    Extension(OverTls(secure)): Extension<OverTls>,
+    Extension(passed): Extension<Passed>,
     headers: HeaderMap,
     form: Form,
 ) -> Response {
@@ -84,7 +84,7 @@ pub(super) async fn log_in(
                 scope = caller.right.word(),
                 "a browser logged in"
             );
-            with_cookie(to(&back), &access::login_cookie(&id, secure))
+            with_cookie(to(&back), &access::login_cookie(&id, passed.over_tls))
         }
         Err(LoginRefused::Unknown) => {
             if WRONG_TOKEN.is_told() {
@@ -114,11 +114,11 @@ pub(super) async fn log_in(
 /// `POST /logout`.
 pub(super) async fn log_out(
     State(web): State<Web>,
-    Extension(OverTls(secure)): Extension<OverTls>,
+    Extension(passed): Extension<Passed>,
     headers: HeaderMap,
 ) -> Response {
     end_logins(&web, &headers);
-    with_cookie(to("/login"), &access::no_cookie(secure))
+    with_cookie(to("/login"), &access::no_cookie(passed.over_tls))
 }
 
 fn end_logins(web: &Web, headers: &HeaderMap) {

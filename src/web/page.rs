@@ -24,7 +24,7 @@ use super::assets;
 use super::frame;
 use super::overview;
 use crate::access::{Caller, Right};
-use crate::http::{App, Fault, Query, read};
+use crate::http::{App, Fault, Passed, Query, read};
 
 /// A page that was rendered is shown to others for this long: an open page asks once a second.
 const FRESH: Duration = Duration::from_millis(900);
@@ -207,7 +207,9 @@ impl Ask {
 
 /// Who asks, as the front told; nobody who may act when it did not.
 pub(super) fn caller_of(head: &Head) -> Caller {
-    head.extensions.get().cloned().unwrap_or_else(|| Caller {
+    let passed = head.extensions.get::<Passed>();
+    let caller = passed.and_then(|passed| passed.caller.clone());
+    caller.unwrap_or_else(|| Caller {
         name: "nobody".into(),
         right: Right::View,
     })

@@ -475,7 +475,7 @@ async fn lea1_the_log_tells_each_change_once() {
         foreign.get_or_insert(id);
     }
     let line = gate.wait_for_log("a request under a foreign host name was refused");
-    assert_eq!(line["span"]["id"].as_str(), foreign.as_deref(), "{line}");
+    assert_eq!(line["request"].as_str(), foreign.as_deref(), "{line}");
     let line = gate.wait_for_log("a lease expired");
     let told = &line["fields"];
     assert_eq!(

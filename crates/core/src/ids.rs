@@ -167,10 +167,17 @@ pub struct SessionNo(pub u64);
 /// Reads `number-salt`; `None` for anything that the text form would not write.
 fn parse_numbered(text: &str) -> Option<(u64, u64)> {
     let (number, salt) = text.split_once('-')?;
-    let number: u64 = number.parse().ok()?;
-    let salt = u64::from_str_radix(salt, 16).ok()?;
-    (format!("{number}-{salt:016x}") == text).then_some((number, salt))
+    let is_number = number == "0" || !number.starts_with(['0', '+']);
+    let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    let is_salt = salt.len() == SALT_DIGITS && salt.bytes().all(is_hex);
+    if !is_number || !is_salt {
+        return None;
+    }
+    Some((number.parse().ok()?, u64::from_str_radix(salt, 16).ok()?))
 }
+
+/// Hexadecimal digits of a salt.
+const SALT_DIGITS: usize = 16;
 
 macro_rules! salted_id {
     ($(#[$doc:meta])* $name:ident { $(#[$field_doc:meta])* $number:ident: $kind:ident }) => {
