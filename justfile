@@ -55,6 +55,10 @@ bench *ARGS:
 load *ARGS:
     cargo run --release -- bench {{ ARGS }}
 
+# kvgate beside Redis and a Ray actor; writes docs/performance.md
+compare *ARGS:
+    python3 benches/compare/run.py {{ ARGS }}
+
 # mutation tests of the core (needs cargo-mutants); narrow them with --file
 mutants *ARGS:
     cargo mutants --package kvgate-core {{ ARGS }}

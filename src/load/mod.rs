@@ -28,12 +28,12 @@ use crate::demo::{DemoError, FakeFleet, FleetSpec};
 pub use ask::{Head, ID_CHARS_MAX, ID_CHARS_MIN, Ids, SESSION_CHARS_MIN, Shape};
 pub use bare::serve as serve_bare;
 pub use figures::{Figures, Latency, Proof, System, Transport, median, millis};
-pub use machine::Machine;
+pub use machine::{Machine, processor_time};
 pub use scenario::{Cell, Measured, Ready, Scenario, Service, histogram};
 pub use wire::{Answer, Connection, Target, WireError};
 
 use figures::{Scrape, rounded};
-use machine::{processor_time, resident_bytes};
+use machine::resident_bytes;
 use server::Server;
 
 /// KV tokens of the built-in engine: so many that only leases made for it can fill it.

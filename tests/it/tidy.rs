@@ -503,6 +503,55 @@ fn relative_links_lead_somewhere() {
     report(&faults);
 }
 
+/// Each part of the page that a command writes ends with the sum of its text.
+#[test]
+fn figures_are_as_the_command_wrote_them() {
+    let tree = tree();
+    let text = |path: &str| {
+        tree.iter()
+            .find(|file| file.path == path)
+            .map_or("", |file| file.text.as_str())
+    };
+    let writers: Vec<&str> = text("benches/compare/tables.py")
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix('"')?.split_once("\": "))
+        .filter(|(name, writer)| *writer == format!("{name}_part,"))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(writers.len() > 5, "the writers are read: {writers:?}");
+    report(&figure_faults(text("docs/performance.md"), &writers));
+}
+
+fn figure_faults(page: &str, writers: &[&str]) -> Vec<String> {
+    const BETTER: &str = "write them with `python3 benches/compare/run.py --write`";
+    let mut faults = Vec::new();
+    for name in writers {
+        let part = page
+            .split_once(&format!("<!-- figures: {name} -->\n"))
+            .and_then(|(_, rest)| rest.split_once(&format!("<!-- end of {name}: ")));
+        let Some((body, end)) = part else {
+            faults.push(format!(
+                "docs/performance.md: there are no figures `{name}`; {BETTER}"
+            ));
+            continue;
+        };
+        let sum = format!("{:08x} -->", crc32fast::hash(body.as_bytes()));
+        if !end.starts_with(&sum) {
+            faults.push(format!(
+                "docs/performance.md: the figures `{name}` were changed by hand; {BETTER}"
+            ));
+        }
+    }
+    let places = page.matches("<!-- figures: ").count();
+    if places != writers.len() {
+        faults.push(format!(
+            "docs/performance.md: {places} places for figures, of which {} are written; {BETTER}",
+            writers.len()
+        ));
+    }
+    faults
+}
+
 #[test]
 fn the_check_script_keeps_its_promises() {
     let tree = tree();
@@ -1298,6 +1347,18 @@ fn shortcuts_of_tests_are_found() {
         .map(|(line, _, _)| line)
         .collect();
     assert_eq!(found, [1, 2, 3]);
+}
+
+#[test]
+fn figures_that_were_changed_are_found() {
+    let page = |figure: &str| {
+        let sum = crc32fast::hash(b"\n| 1 |\n\n");
+        format!("a\n<!-- figures: x -->\n\n| {figure} |\n\n<!-- end of x: {sum:08x} -->\nb\n")
+    };
+    assert!(figure_faults(&page("1"), &["x"]).is_empty());
+    assert_eq!(figure_faults(&page("2"), &["x"]).len(), 1);
+    assert_eq!(figure_faults(&page("1"), &["x", "y"]).len(), 2);
+    assert_eq!(figure_faults(&page("1"), &[]).len(), 1);
 }
 
 #[test]
