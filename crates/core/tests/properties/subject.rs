@@ -274,8 +274,9 @@ pub struct Subject {
     /// Leases that were ever granted, in the order of their grants.
     granted: Vec<LeaseId>,
     last_seq: Seq,
-    /// Since when what the store holds of a renewal or of the counters lags behind.
-    renewals_lag: Option<u64>,
+    /// Since when the store lacks the renewal of a row,
+    renewals_lag: BTreeMap<RowNo, u64>,
+    /// and counters.
     counters_lag: Option<u64>,
     /// Counters as readers that know no way back saw them last.
     shown: BTreeMap<Counter, u64>,
@@ -293,7 +294,7 @@ impl Subject {
             store: MemoryStore::default(),
             granted: Vec::new(),
             last_seq: Seq(0),
-            renewals_lag: None,
+            renewals_lag: BTreeMap::new(),
             counters_lag: None,
             shown: BTreeMap::new(),
             shown_closes: Vec::new(),
@@ -702,7 +703,7 @@ impl Subject {
             .iter()
             .map(|ticket| (ticket.row, ticket))
             .collect();
-        let mut renewals_lag = false;
+        let mut renewals_lag = BTreeMap::new();
         for ticket in &live.tickets {
             let stored = stored
                 .get(&ticket.row)
@@ -714,7 +715,8 @@ impl Subject {
                 };
                 assert_eq!(ours.id, theirs.id, "only a renewal may lag");
                 assert_eq!(ours.granted_at, theirs.granted_at);
-                renewals_lag = true;
+                let since = self.renewals_lag.get(&ticket.row);
+                renewals_lag.insert(ticket.row, since.copied().unwrap_or(now));
             }
         }
         let rows: BTreeSet<RowNo> = live.tickets.iter().map(|ticket| ticket.row).collect();
@@ -731,10 +733,10 @@ impl Subject {
         );
         // LEA2: renewals within 5 s; section 9: counters and forgotten rows within a second.
         let counters_lag = image.tally != live.tally || !forgotten.is_empty();
-        self.renewals_lag = renewals_lag.then(|| self.renewals_lag.unwrap_or(now));
+        self.renewals_lag = renewals_lag;
         self.counters_lag = counters_lag.then(|| self.counters_lag.unwrap_or(now));
         assert!(
-            self.renewals_lag.is_none_or(|since| now - since < 5_000),
+            self.renewals_lag.values().all(|since| now - since < 5_000),
             "renewals are written"
         );
         assert!(
@@ -743,7 +745,7 @@ impl Subject {
         );
         if turn.kind != Kind::Ordinary {
             assert!(
-                !renewals_lag && !counters_lag,
+                self.renewals_lag.is_empty() && !counters_lag,
                 "an orderly stop writes everything"
             );
             let mut copy = self.machine().image();
