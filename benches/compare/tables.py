@@ -159,10 +159,11 @@ def machine_of(records):
 
 
 def of_core(text):
-    """Figures from the table of the bench `core`: a row for each number of waiters, a column for each command."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    if not rows:
+    """Figures from the first table of the bench `core`: a row for each number of waiters, a column for each command."""
+    table = re.search(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+    if not table:
         return []
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines()]
     names = rows[0][1:]
     by_size = {int(row[0].replace(",", "")): [first_number(cell) for cell in row[1:]] for row in rows[2:]}
     small, large = min(by_size), max(by_size)

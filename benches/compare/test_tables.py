@@ -124,6 +124,7 @@ class Goals(unittest.TestCase):
 class WhatOthersPrint(unittest.TestCase):
     def test_the_core_bench(self):
         text = "ns per command\n| waiters | a + b | renew |\n|---|---|---|\n| 1000 | 400 (1.0x) | 90 |\n| 100000 | 600 | 300 |\n"
+        text += "\n| rows | all end |\n|---|---|\n| 1000 | 323, 0.3 |\n"
         slowest, steepest = tables.of_core(text)
         self.assertEqual((slowest["figure"], slowest["value"]), ("core, slowest command (a + b) at 1,000 waiters", 0.4))
         self.assertIn("(renew) to 100,000 waiters", steepest["figure"])
