@@ -41,6 +41,24 @@ struct Done {
     used: Used,
 }
 
+impl Done {
+    /// Looks at callers until `then`, and beside `work`, which tells how many seconds all of it took.
+    async fn of(rig: &Rig, size: usize, then: Instant, work: impl Future<Output = f64>) -> Self {
+        let (calm, ()) = STEADY
+            .beside(rig.address(), tokio::time::sleep_until(then.into()))
+            .await;
+        let before = Used::so_far(rig).await;
+        let (meanwhile, seconds) = STEADY.beside(rig.address(), work).await;
+        Self {
+            size,
+            calm,
+            meanwhile,
+            seconds,
+            used: Used::so_far(rig).await.since(&before),
+        }
+    }
+}
+
 struct Used {
     cpu_s: f64,
     commits: f64,
@@ -77,10 +95,6 @@ pub async fn expiry(arguments: &Arguments, report: &Report) {
         let left = Duration::from_secs_f64(lease["expires_in_s"].as_f64().unwrap());
         let over = Instant::now() + left - CALM / 2;
         tokio::time::sleep_until((over - CALM).into()).await;
-        let (calm, ()) = STEADY
-            .beside(rig.address(), tokio::time::sleep_until(over.into()))
-            .await;
-        let before = Used::so_far(&rig).await;
         let all_ended = async {
             let mut connection = connect(rig.address()).await;
             let mut began = Instant::now();
@@ -101,14 +115,7 @@ pub async fn expiry(arguments: &Arguments, report: &Report) {
                 tokio::time::sleep(LOOK).await;
             }
         };
-        let (meanwhile, seconds) = STEADY.beside(rig.address(), all_ended).await;
-        curve.push(Done {
-            size,
-            calm,
-            meanwhile,
-            seconds,
-            used: Used::so_far(&rig).await.since(&before),
-        });
+        curve.push(Done::of(&rig, size, over, all_ended).await);
     }
     tell(report, "leases that end at one moment", "expired", &curve);
 }
@@ -126,8 +133,6 @@ pub async fn aging(arguments: &Arguments, report: &Report) {
         }
         waiting(&rig, open).await;
         rig.fill(size - open, LONG_S, "wait").await;
-        let (calm, ()) = STEADY.beside(rig.address(), tokio::time::sleep(CALM)).await;
-        let before = Used::so_far(&rig).await;
         let all_aged = async {
             let mut connection = connect(rig.address()).await;
             let began = Instant::now();
@@ -141,14 +146,7 @@ pub async fn aging(arguments: &Arguments, report: &Report) {
             emptied(&rig).await;
             began.elapsed().as_secs_f64()
         };
-        let (meanwhile, seconds) = STEADY.beside(rig.address(), all_aged).await;
-        curve.push(Done {
-            size,
-            calm,
-            meanwhile,
-            seconds,
-            used: Used::so_far(&rig).await.since(&before),
-        });
+        curve.push(Done::of(&rig, size, Instant::now() + CALM, all_aged).await);
     }
     let what = "waiters whose time is over at one moment, a tenth in open calls";
     tell(report, what, "aged", &curve);
@@ -160,8 +158,6 @@ pub async fn cancel(arguments: &Arguments, report: &Report) {
     for size in arguments.sizes(&SIZES, &QUICK) {
         let rig = line(size).await;
         let tickets = rig.fill(size, LONG_S, "wait").await.tickets;
-        let (calm, ()) = STEADY.beside(rig.address(), tokio::time::sleep(CALM)).await;
-        let before = Used::so_far(&rig).await;
         let all_cancelled = async {
             let began = Instant::now();
             let mut senders = JoinSet::new();
@@ -189,17 +185,11 @@ pub async fn cancel(arguments: &Arguments, report: &Report) {
             while let Some(done) = senders.join_next().await {
                 done.unwrap();
             }
-            began.elapsed().as_secs_f64()
+            let seconds = began.elapsed().as_secs_f64();
+            emptied(&rig).await;
+            seconds
         };
-        let (meanwhile, seconds) = STEADY.beside(rig.address(), all_cancelled).await;
-        emptied(&rig).await;
-        curve.push(Done {
-            size,
-            calm,
-            meanwhile,
-            seconds,
-            used: Used::so_far(&rig).await.since(&before),
-        });
+        curve.push(Done::of(&rig, size, Instant::now() + CALM, all_cancelled).await);
     }
     let what = "waiters cancelled by batches of 1,000";
     tell(report, what, "cancelled", &curve);

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use url::{Host, Url};
@@ -58,9 +59,10 @@ pub(super) struct Bench {
         long,
         value_name = "NAME",
         value_delimiter = ',',
+        value_parser = scenario(),
         default_value = "open"
     )]
-    scenario: Vec<ScenarioName>,
+    scenario: Vec<Scenario>,
     /// How many callers, each with a connection of its own; without it what suits the scenario
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     connections: Option<Vec<usize>>,
@@ -132,27 +134,12 @@ pub(super) struct Bench {
     bare: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum ScenarioName {
-    Open,
-    Contended,
-    Renewals,
-    Closes,
-    Batch,
-    Arrivals,
-}
-
-impl ScenarioName {
-    const fn scenario(self) -> Scenario {
-        match self {
-            Self::Open => Scenario::Open,
-            Self::Contended => Scenario::Contended,
-            Self::Renewals => Scenario::Renewals,
-            Self::Closes => Scenario::Closes,
-            Self::Batch => Scenario::Batch,
-            Self::Arrivals => Scenario::Arrivals,
-        }
-    }
+/// A scenario by its name.
+fn scenario() -> impl TypedValueParser<Value = Scenario> {
+    PossibleValuesParser::new(Scenario::ALL.map(Scenario::name)).try_map(|name| {
+        let named = |scenario: &Scenario| scenario.name() == name;
+        Scenario::ALL.into_iter().find(named).ok_or("no scenario")
+    })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -228,7 +215,7 @@ impl Bench {
                 && (SESSION_CHARS_MIN..=ID_CHARS_MAX).contains(&session_chars),
             "id-chars must be 20 to 512 for a ticket and 16 to 512 for a session",
         )?;
-        let has_batches = self.scenario.contains(&ScenarioName::Batch);
+        let has_batches = self.scenario.contains(&Scenario::Batch);
         let most = counts.iter().max().copied().unwrap_or(1);
         within(
             !has_batches || most.saturating_mul(self.batch) <= HELD_MAX,
@@ -247,7 +234,7 @@ impl Bench {
             }
         }
         Ok(Plan {
-            scenarios: self.scenario.iter().map(|name| name.scenario()).collect(),
+            scenarios: self.scenario.clone(),
             connections: self.connections.clone(),
             time: Duration::from_secs_f64(self.seconds),
             rounds: self.rounds,

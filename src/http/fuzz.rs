@@ -236,6 +236,8 @@ fn batches() {
             };
             let written = serde_json::to_string(&read).unwrap();
             is_the_same(&batch::read(&written).unwrap(), &read);
+            // The word is read first, and then the fields: what is taken so is what a tagged choice takes.
+            is_the_same(&serde_json::from_str(operation.get()).unwrap(), &read);
             if let BatchOperation::Acquire(request) = &read {
                 acquire_keeps_its_bounds(request, &config);
             }

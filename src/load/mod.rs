@@ -5,8 +5,10 @@
 //! starts end with it, whatever ends it; all connections are open before the clock starts. Left to others:
 //! what figures mean. This room never touches the gate or the store; it reaches them over HTTP only.
 
+mod answers;
 mod ask;
 mod bare;
+mod callers;
 mod figures;
 mod machine;
 mod scenario;
@@ -27,9 +29,10 @@ use crate::demo::{DemoError, FakeFleet, FleetSpec};
 
 pub use ask::{Head, ID_CHARS_MAX, ID_CHARS_MIN, Ids, SESSION_CHARS_MIN, Shape};
 pub use bare::serve as serve_bare;
+pub use callers::Ready;
 pub use figures::{Figures, Latency, Proof, System, Transport, median, millis};
 pub use machine::{Machine, processor_time};
-pub use scenario::{Cell, Measured, Ready, Scenario, Service, histogram};
+pub use scenario::{Cell, Measured, Scenario, Service, histogram};
 pub use wire::{Answer, Connection, Target, WireError};
 
 use figures::{Scrape, rounded};

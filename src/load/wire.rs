@@ -64,6 +64,15 @@ pub struct Answer<'a> {
     pub body: &'a [u8],
 }
 
+#[cfg(test)]
+impl<'a> Answer<'a> {
+    /// As if it had come.
+    pub(super) const fn of(status: u16, body: &'a str) -> Self {
+        let body = body.as_bytes();
+        Self { status, body }
+    }
+}
+
 /// An open connection.
 #[derive(Debug)]
 pub struct Connection {

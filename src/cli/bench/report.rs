@@ -2,9 +2,7 @@
 
 use crate::cli::out;
 use crate::cli::table::{self, Kind, NOTHING};
-use crate::load::{
-    Figures, Latency, LoadError, Machine, Proof, Scenario, System, Told, Transport, median,
-};
+use crate::load::{Figures, LoadError, Machine, Proof, Scenario, System, Told, Transport, median};
 
 /// Everything that was told so far.
 #[derive(Default)]
@@ -24,126 +22,119 @@ struct Row<'a> {
 /// A column and what stands in it.
 type Column = (&'static str, fn(&Row<'_>) -> Option<String>);
 
+/// One of the figures of a measurement, where it has it.
+type Value = fn(&Figures) -> Option<f64>;
+
+const PAIRS_PER_S: Value = |figures| Some(figures.pairs_per_s);
+const SERVER_CPU: Value = |figures| figures.server_cpu_us_per_pair;
+
 const PAIRS: &[Column] = &[
-    ("pairs/s", |row| {
-        row.whole(|figures| Some(figures.pairs_per_s))
-    }),
+    ("pairs/s", |row| whole(&row.gate, PAIRS_PER_S)),
     ("acquire p50 ms", |row| {
-        row.quantile(|figures| figures.acquire_ms, |ms| ms.p50)
+        fine(&row.gate, |figures| Some(figures.acquire_ms?.p50))
     }),
     ("p99", |row| {
-        row.quantile(|figures| figures.acquire_ms, |ms| ms.p99)
+        fine(&row.gate, |figures| Some(figures.acquire_ms?.p99))
     }),
     ("p99.9", |row| {
-        row.quantile(|figures| figures.acquire_ms, |ms| ms.p999)
+        fine(&row.gate, |figures| Some(figures.acquire_ms?.p999))
     }),
     ("release p50 ms", |row| {
-        row.quantile(|figures| figures.release_ms, |ms| ms.p50)
+        fine(&row.gate, |figures| Some(figures.release_ms?.p50))
     }),
     ("p99", |row| {
-        row.quantile(|figures| figures.release_ms, |ms| ms.p99)
+        fine(&row.gate, |figures| Some(figures.release_ms?.p99))
     }),
 ];
 
 const SERVER: &[Column] = &[
     ("commits/s", |row| {
-        row.whole(|figures| figures.commits_per_s)
+        whole(&row.gate, |figures| figures.commits_per_s)
     }),
     ("ops/commit", |row| {
-        row.fine(|figures| figures.operations_per_commit)
+        fine(&row.gate, |figures| figures.operations_per_commit)
     }),
     ("commit ms", |row| {
-        row.fine(|figures| figures.commit_mean_ms)
+        fine(&row.gate, |figures| figures.commit_mean_ms)
     }),
-    ("CPU µs/pair", |row| {
-        row.fine(|figures| figures.server_cpu_us_per_pair)
-    }),
+    ("CPU µs/pair", |row| fine(&row.gate, SERVER_CPU)),
     ("load's CPU", |row| {
-        row.fine(|figures| figures.load_cpu_us_per_pair)
+        fine(&row.gate, |figures| figures.load_cpu_us_per_pair)
     }),
     ("RSS MiB", |row| {
-        row.fine(|figures| Some(figures.rss_bytes? as f64 / f64::from(1 << 20)))
+        fine(&row.gate, |figures| {
+            Some(figures.rss_bytes? as f64 / f64::from(1 << 20))
+        })
     }),
 ];
 
 const AGAINST: &[Column] = &[
     ("other build pairs/s", |row| {
-        of(&row.against, |figures| Some(figures.pairs_per_s)).map(|value| format!("{value:.0}"))
+        whole(&row.against, PAIRS_PER_S)
     }),
     ("its p99 ms", |row| {
-        of(&row.against, |figures| figures.acquire_ms.map(|ms| ms.p99)).map(|ms| format!("{ms:.2}"))
+        fine(&row.against, |figures| Some(figures.acquire_ms?.p99))
     }),
-    ("its CPU", |row| {
-        of(&row.against, |figures| figures.server_cpu_us_per_pair).map(|us| format!("{us:.2}"))
-    }),
+    ("its CPU", |row| fine(&row.against, SERVER_CPU)),
     ("ratio to it", |row| ratio(&row.gate, &row.against)),
 ];
 
 const BARE: &[Column] = &[
-    ("bare axum pairs/s", |row| {
-        row.of_bare(|figures| figures.pairs_per_s, 0)
-    }),
+    ("bare axum pairs/s", |row| whole(&row.bare, PAIRS_PER_S)),
     ("its p50 ms", |row| {
-        row.of_bare(|figures| figures.acquire_ms.map_or(0.0, |ms| ms.p50), 2)
+        fine(&row.bare, |figures| Some(figures.acquire_ms?.p50))
     }),
-    ("its CPU", |row| {
-        row.of_bare(
-            |figures| figures.server_cpu_us_per_pair.unwrap_or_default(),
-            1,
-        )
-    }),
+    ("its CPU", |row| fine(&row.bare, SERVER_CPU)),
 ];
 
 const SHARE: &[Column] = &[("share of it", |row| ratio(&row.gate, &row.bare))];
 
 const GRANTS: &[Column] = &[
     ("grant p50 ms", |row| {
-        row.quantile(|figures| figures.grant_ms, |ms| ms.p50)
+        fine(&row.gate, |figures| Some(figures.grant_ms?.p50))
     }),
     ("p99", |row| {
-        row.quantile(|figures| figures.grant_ms, |ms| ms.p99)
+        fine(&row.gate, |figures| Some(figures.grant_ms?.p99))
     }),
     ("in commits p50", |row| {
-        row.quantile(|figures| figures.grant_commits, |ms| ms.p50)
+        fine(&row.gate, |figures| Some(figures.grant_commits?.p50))
     }),
     ("p99", |row| {
-        row.quantile(|figures| figures.grant_commits, |ms| ms.p99)
+        fine(&row.gate, |figures| Some(figures.grant_commits?.p99))
     }),
 ];
 
 const RENEWALS: &[Column] = &[
-    ("renewals/s", |row| {
-        row.whole(|figures| Some(figures.pairs_per_s))
-    }),
+    ("renewals/s", |row| whole(&row.gate, PAIRS_PER_S)),
     ("renewal p50 ms", |row| {
-        row.quantile(|figures| figures.act_ms, |ms| ms.p50)
+        fine(&row.gate, |figures| Some(figures.act_ms?.p50))
     }),
     ("p99", |row| {
-        row.quantile(|figures| figures.act_ms, |ms| ms.p99)
+        fine(&row.gate, |figures| Some(figures.act_ms?.p99))
     }),
     ("p99.9", |row| {
-        row.quantile(|figures| figures.act_ms, |ms| ms.p999)
+        fine(&row.gate, |figures| Some(figures.act_ms?.p999))
     }),
 ];
 
 const CLOSES: &[Column] = &[
     ("close p50 ms", |row| {
-        row.quantile(|figures| figures.act_ms, |ms| ms.p50)
+        fine(&row.gate, |figures| Some(figures.act_ms?.p50))
     }),
     ("p99", |row| {
-        row.quantile(|figures| figures.act_ms, |ms| ms.p99)
+        fine(&row.gate, |figures| Some(figures.act_ms?.p99))
     }),
     ("pending at the end", |row| {
-        row.whole(|figures| Some(figures.closes_pending? as f64))
+        whole(&row.gate, |figures| Some(figures.closes_pending? as f64))
     }),
 ];
 
 const ARRIVALS: &[Column] = &[
     ("begun late p99 ms", |row| {
-        row.quantile(|figures| figures.start_lag_ms, |ms| ms.p99)
+        fine(&row.gate, |figures| Some(figures.start_lag_ms?.p99))
     }),
     ("not begun", |row| {
-        row.whole(|figures| Some(figures.not_begun as f64))
+        whole(&row.gate, |figures| Some(figures.not_begun as f64))
     }),
 ];
 
@@ -159,31 +150,6 @@ fn columns(scenario: Scenario) -> Vec<&'static Column> {
     parts.iter().copied().flatten().collect()
 }
 
-impl Row<'_> {
-    fn whole(&self, value: fn(&Figures) -> Option<f64>) -> Option<String> {
-        // Counts and rates, which are never below 0.
-        of(&self.gate, value).map(|value| table::grouped(value.round() as u64))
-    }
-
-    fn fine(&self, value: fn(&Figures) -> Option<f64>) -> Option<String> {
-        of(&self.gate, value).map(|value| format!("{value:.2}"))
-    }
-
-    fn quantile(
-        &self,
-        latency: fn(&Figures) -> Option<Latency>,
-        quantile: fn(Latency) -> f64,
-    ) -> Option<String> {
-        let values = self.gate.iter().filter_map(|figures| latency(figures));
-        median(values.map(quantile)).map(|value| format!("{value:.2}"))
-    }
-
-    fn of_bare(&self, value: fn(&Figures) -> f64, places: usize) -> Option<String> {
-        median(self.bare.iter().map(|figures| value(figures)))
-            .map(|value| format!("{value:.places$}"))
-    }
-}
-
 /// The median of the ratios of rounds: both sides of one met the same hour.
 fn ratio(these: &[&Figures], those: &[&Figures]) -> Option<String> {
     let rounds = these.iter().zip(those);
@@ -191,7 +157,16 @@ fn ratio(these: &[&Figures], those: &[&Figures]) -> Option<String> {
         .map(|ratio| format!("{ratio:.2}"))
 }
 
-fn of(rounds: &[&Figures], value: fn(&Figures) -> Option<f64>) -> Option<f64> {
+/// The median of a count or a rate, which are never below 0.
+fn whole(rounds: &[&Figures], value: Value) -> Option<String> {
+    of(rounds, value).map(|value| table::grouped(value.round() as u64))
+}
+
+fn fine(rounds: &[&Figures], value: Value) -> Option<String> {
+    of(rounds, value).map(|value| format!("{value:.2}"))
+}
+
+fn of(rounds: &[&Figures], value: Value) -> Option<f64> {
     median(rounds.iter().filter_map(|figures| value(figures)))
 }
 
