@@ -182,7 +182,8 @@ fn take_all<T>(state: &mut State<T>) -> std::vec::IntoIter<T> {
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(60);
+    /// Nothing is ever told by its end: a message that wakes nobody makes the test hang.
+    const LONG: Duration = Duration::from_secs(86_400);
 
     /// What does not wake the writer keeps its place in the order, and comes by itself when nothing else does.
     #[test]
