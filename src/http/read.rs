@@ -1,6 +1,7 @@
 //! What the pages show, read in the words of the API: the same filters, pages and figures.
 
 use kvgate_api::{Close, Lease, ProblemCode, Session, TicketAnswer};
+use kvgate_core::effect::{Answer, Outcome, TicketView, WaiterView};
 use kvgate_core::ids::{CloseId, LeaseId, SessionId, TicketId};
 
 use super::app::App;
@@ -32,6 +33,23 @@ pub async fn ticket(app: &App, ticket: TicketId) -> Result<TicketAnswer, Fault> 
     let view =
         view.ok_or_else(|| Fault::new(ProblemCode::TicketNotFound, "The ticket is not known."))?;
     Ok(convert::ticket_answer(&ticket, view, &app.shown()))
+}
+
+/// The same of a ticket that was read as a waiter.
+#[must_use]
+pub fn waiting_ticket(app: &App, waiter: &WaiterView) -> TicketAnswer {
+    let shown = app.shown();
+    let answer = Answer {
+        ticket: waiter.ticket.clone(),
+        session: Some(waiter.session.clone()),
+        reservation: waiter.terms.reservation,
+        epoch: shown.view.epoch,
+        waited: waiter.status.age,
+        repeated: false,
+        session_reopened: false,
+        outcome: Outcome::Wait(waiter.status),
+    };
+    convert::ticket_answer(&waiter.ticket, TicketView::Answer(answer), &shown)
 }
 
 /// A held lease.

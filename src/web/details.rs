@@ -200,9 +200,14 @@ async fn build_ticket(look: Look) -> Result<Screen, Trouble> {
                 Some(session) => look.app.gate().read_session(session).await.ok().flatten(),
                 None => None,
             };
+            let waiting = session.as_ref().map(|session| session.waiting.iter());
+            let mut waiting = waiting.into_iter().flatten();
+            let waiter = waiting.find(|waiter| waiter.ticket.as_str() == id);
+            // What stands in two parts of the page is of one moment.
+            let answer = waiter.map_or(answer, |waiter| read::waiting_ticket(&look.app, waiter));
             ticket_facts(&look, &id, &answer, session.as_ref(), &mut parts)?;
-            if let TicketAnswer::Wait(_) = answer {
-                waits(&look, &id, session.as_ref(), &mut parts).await?;
+            if let Some(waiter) = waiter {
+                waits(&look, waiter, &mut parts).await?;
             }
         }
     }
@@ -360,20 +365,7 @@ async fn head_of(look: &Look) -> Option<WaiterView> {
     page.items.into_iter().next()
 }
 
-async fn waits(
-    look: &Look,
-    id: &str,
-    session: Option<&SessionView>,
-    parts: &mut Parts,
-) -> Result<(), Trouble> {
-    let waiting = session.map(|session| session.waiting.iter());
-    let waiter = waiting
-        .into_iter()
-        .flatten()
-        .find(|waiter| waiter.ticket.as_str() == id);
-    let Some(waiter) = waiter else {
-        return Ok(());
-    };
+async fn waits(look: &Look, waiter: &WaiterView, parts: &mut Parts) -> Result<(), Trouble> {
     let head = head_of(look).await;
     let why = why_of(look, waiter, head.as_ref()).await;
     let head = head.filter(|head| head.ticket != waiter.ticket);

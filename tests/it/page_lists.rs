@@ -441,6 +441,34 @@ async fn a_ticket_tells_why_it_waits() {
     assert!(part(&first, "p-decided").contains("class=\"st release\""));
 }
 
+/// Both parts of a ticket's page tell of one moment, however fast the line moves.
+#[tokio::test]
+async fn a_ticket_stands_in_one_place() {
+    let app = TestApp::start().await;
+    ask(&app, "held", "s-0", 900, json!({})).await;
+    for ahead in 0..100 {
+        ask(&app, &format!("ahead-{ahead}"), "s-1", 400, json!({})).await;
+    }
+    ask(&app, "mine", "s-2", 50, json!({})).await;
+    let line_moves = async {
+        for ahead in 0..100 {
+            app.delete(&format!("/v1/tickets/ahead-{ahead}")).await;
+        }
+    };
+    let looks = async {
+        for look in 0..30 {
+            let mine = page(&app, &format!("/ticket?id=mine&look={look}")).await;
+            let Some((_, rest)) = mine.split_once("data-col=\"position\">") else {
+                panic!("{mine}");
+            };
+            let (position, _) = rest.split_once('<').unwrap();
+            let place = format!(">{position} of ");
+            assert!(part(&mine, "p-waits").contains(&place), "{place} in {mine}");
+        }
+    };
+    tokio::join!(line_moves, looks);
+}
+
 /// What is not known is a page that says so, and stays one when it asks for what changed.
 #[tokio::test]
 async fn what_is_not_known_is_told() {
