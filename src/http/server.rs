@@ -401,25 +401,26 @@ impl Open {
         }
     }
 
-    /// Ends the connection that has sent nothing, or no whole request, for the longest time; where
-    /// there is none, the one that has been taking its answer for the longest time beyond `patience`.
+    /// Ends the connection that has sent nothing, or no whole request, for the longest time: one that
+    /// never was answered before one of a caller that pauses between requests. Where there is none, the
+    /// one that has been taking its answer for the longest time beyond `patience`.
     fn shed_oldest_silent(&self, patience: Duration) -> bool {
         let now = Instant::now();
         let oldest = self.with(|trackers| {
             trackers
                 .values()
                 .filter_map(|tracker| {
-                    let (stage, since, _) = tracker.stage();
+                    let (stage, since, answered) = tracker.stage();
                     let (slow, began) = match stage {
                         Stage::Silent | Stage::Head | Stage::Body => (false, since),
                         Stage::Writing => (true, tracker.answer()?.0),
                         Stage::Busy => return None,
                     };
                     let is_due = !slow || now.duration_since(began) >= patience;
-                    is_due.then_some((slow, began, stage, since, tracker))
+                    is_due.then_some(((slow, answered, began), (stage, since, tracker)))
                 })
-                .min_by_key(|(slow, began, ..)| (*slow, *began))
-                .map(|(_, _, stage, since, tracker)| (stage, since, Arc::clone(tracker)))
+                .min_by_key(|(rank, _)| *rank)
+                .map(|(_, (stage, since, tracker))| (stage, since, Arc::clone(tracker)))
         });
         if let Some((stage, since, tracker)) = &oldest {
             tracker.shed(*stage, *since);

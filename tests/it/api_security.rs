@@ -584,18 +584,25 @@ async fn slow_heads_and_idle_connections_are_closed() {
     );
 }
 
-/// At the bound of connections the oldest silent one is shed, so that callers get through.
+/// At the bound of connections the oldest silent one is shed, so that callers get through. A caller that
+/// pauses between two requests is older here, and keeps its connection.
 #[tokio::test]
 async fn the_oldest_silent_connection_is_shed() {
     let app = Builder {
         limits: Limits {
-            connections: 3,
+            connections: 4,
             ..Limits::default()
         },
         ..Builder::default()
     }
     .start()
     .await;
+    let get = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let mut caller = app.connect().await;
+    let mut status = [0; 12];
+    caller.write_all(get).await.unwrap();
+    caller.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200");
     let mut silent = Vec::new();
     for _ in 0..3 {
         silent.push(app.connect().await);
@@ -609,6 +616,13 @@ async fn the_oldest_silent_connection_is_shed() {
         assert_eq!(parse_raw(&reads_to_the_end(&mut stream).await).status, 200);
     }
     assert_eq!(reads_to_the_end(&mut silent[0]).await, b"");
+    caller
+        .write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let answers = reads_to_the_end(&mut caller).await;
+    let text = String::from_utf8_lossy(&answers);
+    assert_eq!(text.matches("HTTP/1.1 200").count(), 1, "{text}");
 }
 
 /// Section 9: connections that wait for an answer are not silent: at the bound they stay, and a further one is
