@@ -1,8 +1,8 @@
 //! Lists of leases, of the queue, of sessions, of closes and of epochs.
 //!
 //! The gate hands out slices of a bounded number of rows; filters and pages are done here, with a
-//! rest for other calls between two slices. A page without a filter is one slice, and its total is
-//! that of the view.
+//! rest for other calls between two slices. A page without a filter is one slice, which tells the total
+//! of the same moment.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -14,7 +14,6 @@ use kvgate_core::decision::Scope;
 use kvgate_core::effect::{LeaseView, Page, SessionView, WaiterView};
 use kvgate_core::ids::{CloseNo, Issue, RowNo, SessionId, SessionNo};
 use kvgate_core::ticket::Terms;
-use kvgate_core::view::View;
 use serde::Serialize;
 use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
@@ -194,10 +193,6 @@ pub(super) trait Row: Sized + Send {
         from: u64,
         rows: usize,
     ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send;
-    /// How many there are, where the view tells.
-    fn total(_: &View) -> Option<u64> {
-        None
-    }
     fn key(&self) -> u64;
     fn item(&self, shown: &Shown) -> Self::Item;
 }
@@ -213,10 +208,6 @@ impl Row for LeaseView {
     ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
         let from = Issue(from);
         gate.list_leases(Slice { from, rows })
-    }
-
-    fn total(view: &View) -> Option<u64> {
-        Some(view.leases)
     }
 
     fn key(&self) -> u64 {
@@ -241,10 +232,6 @@ impl Row for WaiterView {
         gate.list_queue(Slice { from, rows })
     }
 
-    fn total(view: &View) -> Option<u64> {
-        Some(view.waiting)
-    }
-
     fn key(&self) -> u64 {
         self.row.0
     }
@@ -265,10 +252,6 @@ impl Row for SessionView {
     ) -> impl Future<Output = Result<Page<Self>, GateError>> + Send {
         let from = SessionNo(from);
         gate.list_sessions(Slice { from, rows })
-    }
-
-    fn total(view: &View) -> Option<u64> {
-        Some(view.sessions)
     }
 
     fn key(&self) -> u64 {
@@ -293,10 +276,6 @@ impl Row for CloseIntent {
         gate.list_closes(Slice { from, rows })
     }
 
-    fn total(view: &View) -> Option<u64> {
-        Some(view.closes)
-    }
-
     fn key(&self) -> u64 {
         self.id.number.0
     }
@@ -306,23 +285,18 @@ impl Row for CloseIntent {
     }
 }
 
-/// A page of all rows.
+/// A page of all rows of a list that is counted.
 async fn list_all<R: Row>(app: &App, page: Paging) -> Result<Listing<R::Item>, Fault> {
-    if R::total(&app.gate().view()).is_none() {
-        return list::<R>(app, page, |_| true).await;
-    }
     let from = page.from.unwrap_or(R::ORDER.first());
     let read = R::slice(app.gate(), from, page.limit).await?;
     let shown = app.shown();
     let behind = |last: &R| R::ORDER.behind(last.key());
     let next = read.items.last().filter(|_| read.more).and_then(behind);
     let items: Vec<R::Item> = read.items.iter().map(|row| row.item(&shown)).collect();
-    // The view may be one turn behind the rows.
-    let seen = u64::try_from(items.len()).unwrap_or(u64::MAX);
     Ok(Listing {
         items,
         next: next.map(cursor),
-        total: R::total(&shown.view).unwrap_or(0).max(seen),
+        total: read.total.unwrap_or_default(),
     })
 }
 

@@ -469,6 +469,31 @@ async fn a_ticket_stands_in_one_place() {
     tokio::join!(line_moves, looks);
 }
 
+/// A list tells how many rows there are at the moment of its rows, however fast the line moves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_counts_the_rows_that_it_shows() {
+    let app = TestApp::start().await;
+    ask(&app, "held", "s-0", 900, json!({})).await;
+    for number in 0..320 {
+        ask(&app, &format!("waits-{number}"), "s-1", 400, json!({})).await;
+    }
+    let line_moves = futures_util::future::join_all((0..8).map(|caller| {
+        let app = &app;
+        async move {
+            for number in (caller..320).step_by(8) {
+                app.delete(&format!("/v1/tickets/waits-{number}")).await;
+            }
+        }
+    }));
+    let looks = async {
+        for _ in 0..60 {
+            let list = app.get("/v1/queue?limit=1000").await.json();
+            assert_eq!(list["total"], list["items"].as_array().unwrap().len());
+        }
+    };
+    tokio::join!(line_moves, looks);
+}
+
 /// What is not known is a page that says so, and stays one when it asks for what changed.
 #[tokio::test]
 async fn what_is_not_known_is_told() {

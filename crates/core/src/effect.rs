@@ -312,4 +312,6 @@ pub struct Page<T> {
     pub items: Vec<T>,
     /// Whether rows follow.
     pub more: bool,
+    /// Rows of the whole list at this moment; `None` where they are not counted.
+    pub total: Option<u64>,
 }

@@ -306,8 +306,6 @@ impl Machine {
             oldest_waiter: waiting_since,
             closes_pending: u64::try_from(self.state.closes.open()).unwrap_or(u64::MAX),
             closes_failed: self.state.closes.failed(),
-            closes: u64::try_from(self.state.closes.len()).unwrap_or(u64::MAX),
-            sessions: u64::try_from(self.state.sessions.len()).unwrap_or(u64::MAX),
             engines: self.fleet.view(),
             tally: self.state.tally.clone(),
             durable_tally: self.stored_tally.with_admits_from(&self.state.tally),

@@ -149,6 +149,7 @@ impl Machine {
         Page {
             items,
             more: looked_at.next().is_some(),
+            total: u64::try_from(self.state.ledger.len()).ok(),
         }
     }
 
@@ -163,6 +164,7 @@ impl Machine {
         Page {
             items,
             more: looked_at.next().is_some(),
+            total: Some(self.state.queue.len()),
         }
     }
 
@@ -207,6 +209,7 @@ impl Machine {
         Page {
             items,
             more: looked_at.peek().is_some(),
+            total: u64::try_from(self.state.sessions.len()).ok(),
         }
     }
 
@@ -227,7 +230,11 @@ impl Machine {
 
     pub(crate) fn list_decisions(&self, wanted: &DecisionsWanted) -> Page<DecisionEntry> {
         let (items, more) = self.decisions.read(wanted);
-        Page { items, more }
+        Page {
+            items,
+            more,
+            total: None,
+        }
     }
 
     pub(crate) fn list_closes(&self, slice: Slice<CloseNo>) -> Page<CloseIntent> {
@@ -240,6 +247,7 @@ impl Machine {
         Page {
             items,
             more: looked_at.next().is_some(),
+            total: u64::try_from(self.state.closes.len()).ok(),
         }
     }
 

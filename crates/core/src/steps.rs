@@ -104,6 +104,7 @@ impl Machine {
         Page {
             items,
             more: looked_at.next().is_some(),
+            total: None,
         }
     }
 }

@@ -49,10 +49,6 @@ pub struct View {
     pub closes_pending: u64,
     /// Finished ones that are remembered and failed.
     pub closes_failed: u64,
-    /// Close intents that are remembered, finished or not.
-    pub closes: u64,
-    /// Sessions that are remembered.
-    pub sessions: u64,
     /// Members, by address.
     pub engines: Arc<[EngineView]>,
     /// Counters.
