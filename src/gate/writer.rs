@@ -578,6 +578,7 @@ where
     ) -> Box<Machine> {
         let mut answerers: Vec<Option<Answerer>> = answerers.into_iter().map(Some).collect();
         let mut who = |tag: Tag| answerers.get_mut(tag.0).and_then(Option::take);
+        let mut later = Vec::new();
         for effect in committed.effects {
             match effect {
                 Effect::Decided { seq, answer } => self.waiters.decided(Some(seq), &answer),
@@ -597,11 +598,7 @@ where
                     }
                 }
                 Effect::Reply { tag, seq, reply } => match who(tag) {
-                    Some(Answerer::One(to)) => {
-                        if let Err(unread) = to.send(Ok((seq, reply))) {
-                            self.waiters.unread(unread);
-                        }
-                    }
+                    Some(Answerer::One(to)) => later.push((to, (seq, reply))),
                     Some(Answerer::Group { group, index }) => {
                         let group = groups.get_mut(group);
                         if let Some(slot) = group.and_then(|group| group.replies.get_mut(index)) {
@@ -651,6 +648,12 @@ where
                     news::tell_close(&close);
                     self.closings.done(&close);
                 }
+            }
+        }
+        // Whoever gave something back waits for nothing; whoever gets it has waited in the queue.
+        for (to, reply) in later {
+            if let Err(unread) = to.send(Ok(reply)) {
+                self.waiters.unread(unread);
             }
         }
         self.waiters.end_touched_watches();
