@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -53,6 +54,10 @@ const ADDRESS_FILE: &str = "address";
 
 /// Longest time for closing the store when answers in flight have ended.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Threads that speak HTTP, at most. Each of them reads and writes faster than the one writer and the disk commit, and
+/// one that waits for work costs the others a wake-up for most requests.
+const WORKERS_MAX: usize = 4;
 
 /// File descriptors that are asked for: 20,000 waiting calls, and room for the rest.
 const DESCRIPTORS: u64 = 65_536;
@@ -261,7 +266,10 @@ pub(crate) fn prepare() -> Result<(Runtime, u64), Failure> {
         tracing::warn!(%error, "the limit of file descriptors cannot be raised");
         rlimit::Resource::NOFILE.get_soft()
     });
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        // One core is left to the writer.
+        .worker_threads(cores.saturating_sub(1).clamp(1, WORKERS_MAX))
         .enable_all()
         .build()
         .map_err(Failure::other)?;

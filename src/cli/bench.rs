@@ -90,6 +90,9 @@ pub(super) struct Bench {
     /// Leases that fit in `contended`
     #[arg(long, value_name = "COUNT", default_value_t = 16)]
     slots: usize,
+    /// How long each of them is held, in milliseconds: 0 to 60000
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    hold_ms: u32,
     /// Letters of the ids of tickets and of sessions: from 20 and 16, to 512
     #[arg(long, value_name = "TICKET,SESSION", value_delimiter = ',', num_args = 1, default_values = ["36", "17"])]
     id_chars: Vec<usize>,
@@ -204,6 +207,7 @@ impl Bench {
             (1..=CONNECTIONS_MAX).contains(&self.slots),
             "slots must be 1 to 20000",
         )?;
+        within(self.hold_ms <= 60_000, "hold-ms must be 0 to 60000")?;
         within((1..=64).contains(&self.threads), "threads must be 1 to 64")?;
         within(self.wait_s <= 60, "wait-s must be 0 to 60")?;
         let &[ticket_chars, session_chars] = self.id_chars.as_slice() else {
@@ -243,6 +247,7 @@ impl Bench {
             rate: self.rate,
             batch: self.batch,
             slots: self.slots,
+            hold: Duration::from_millis(self.hold_ms.into()),
             shape: Shape {
                 ticket_chars,
                 session_chars,

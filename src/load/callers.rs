@@ -18,6 +18,9 @@ use super::ask::{Acquires, Acts, Batches, Ids};
 use super::scenario::{Cell, Measured, Scenario, Service, record};
 use super::wire::{Answer, Connection};
 
+/// Multiples of it, without what stands before the point, are spread evenly however many they are.
+const GOLDEN: f64 = 0.618_033_988_749_894_9;
+
 /// How far a measurement has come; its threads follow.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
@@ -424,7 +427,7 @@ impl Caller {
             return Ok(());
         }
         record(&mut lock(&self.measured).lag, lag);
-        self.admitted(due, Instant::now()).await
+        self.admitted(due.elapsed()).await
     }
 
     async fn contended_pair(&mut self) -> Result<(), LoadError> {
@@ -433,25 +436,28 @@ impl Caller {
             return Ok(());
         }
         let decided = Instant::now();
-        let free_since = {
-            let mut slots = lock(&self.shared.slots);
-            let free_since = slots.pop_front();
-            slots.push_back(decided);
-            free_since
-        };
+        let free_since = lock(&self.shared.slots).pop_front();
         // A place that was free before the caller asked made nobody wait.
         if let Some(free_since) = free_since.filter(|since| *since > asked) {
             record(&mut lock(&self.measured).grant, decided - free_since);
         }
-        self.admitted(asked, decided).await
+        let hold = self.shared.cell.hold;
+        if !hold.is_zero() {
+            // Evenly spread around it: all that began at once would otherwise end at once for ever.
+            let number = self.shared.granted.load(Ordering::Relaxed) as f64;
+            tokio::time::sleep(hold.mul_f64(0.5 + (number * GOLDEN).fract())).await;
+        }
+        lock(&self.shared.slots).push_back(Instant::now());
+        self.admitted(decided - asked).await
     }
 
-    /// Gives back the lease that was had at `decided`, and records both calls.
-    async fn admitted(&mut self, asked: Instant, decided: Instant) -> Result<(), LoadError> {
+    /// Gives back the lease that was had after `waited`, and records both calls.
+    async fn admitted(&mut self, waited: Duration) -> Result<(), LoadError> {
+        let asked = Instant::now();
         let done = self.release().await?;
-        let released = decided.elapsed();
+        let released = asked.elapsed();
         let mut measured = lock(&self.measured);
-        record(&mut measured.acquire, decided - asked);
+        record(&mut measured.acquire, waited);
         record(&mut measured.release, released);
         measured.pairs += u64::from(done);
         measured.operations += 1 + u64::from(done);

@@ -73,6 +73,8 @@ pub struct Plan {
     pub batch: usize,
     /// Leases that fit in [`Scenario::Contended`].
     pub slots: usize,
+    /// How long each of them is held there.
+    pub hold: Duration,
     /// What acquires look like.
     pub shape: Shape,
     /// Threads that make the load.
@@ -351,6 +353,7 @@ impl<'a> Run<'a> {
             time: plan.time,
             tokens: tokens.max(1),
             slots: plan.slots,
+            hold: plan.hold,
             batch: plan.batch,
             rate: plan.rate,
             shape: plan.shape.clone(),

@@ -80,6 +80,8 @@ pub struct Cell {
     pub tokens: u64,
     /// How many acquires fit at a time, where few do.
     pub slots: usize,
+    /// How long each of them is held there.
+    pub hold: Duration,
     /// Acquires in one batch.
     pub batch: usize,
     /// Beginnings of pairs a second, where their rate is fixed.
