@@ -578,6 +578,11 @@ where
     ) -> Box<Machine> {
         let mut answerers: Vec<Option<Answerer>> = answerers.into_iter().map(Some).collect();
         let mut who = |tag: Tag| answerers.get_mut(tag.0).and_then(Option::take);
+        // Whoever gave something back waits for nothing; whoever gets it has waited in the queue.
+        let are_grants_first = committed
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Decided { .. }));
         let mut later = Vec::new();
         for effect in committed.effects {
             match effect {
@@ -598,7 +603,10 @@ where
                     }
                 }
                 Effect::Reply { tag, seq, reply } => match who(tag) {
-                    Some(Answerer::One(to)) => later.push((to, (seq, reply))),
+                    Some(Answerer::One(to)) if are_grants_first => {
+                        later.push((to, Ok((seq, reply))))
+                    }
+                    Some(Answerer::One(to)) => self.answer(to, Ok((seq, reply))),
                     Some(Answerer::Group { group, index }) => {
                         let group = groups.get_mut(group);
                         if let Some(slot) = group.and_then(|group| group.replies.get_mut(index)) {
@@ -650,11 +658,8 @@ where
                 }
             }
         }
-        // Whoever gave something back waits for nothing; whoever gets it has waited in the queue.
         for (to, reply) in later {
-            if let Err(unread) = to.send(Ok(reply)) {
-                self.waiters.unread(unread);
-            }
+            self.answer(to, reply);
         }
         self.waiters.end_touched_watches();
         if self.draining {
@@ -665,6 +670,12 @@ where
             self.waiters.answer_group(group.reply, group.replies);
         }
         committed.machine
+    }
+
+    fn answer(&mut self, to: oneshot::Sender<Replied>, reply: Replied) {
+        if let Err(unread) = to.send(reply) {
+            self.waiters.unread(unread);
+        }
     }
 
     /// The turn is not durable, or nobody knows: nobody is told that it happened (DUR4).
