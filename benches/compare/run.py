@@ -41,6 +41,8 @@ ON_REQUEST = ("core", "restart", "scale")
 REDIS_PACKAGES = ("redis-server", "redis-tools", "libjemalloc2", "liblzf1")
 RAY_CELLS = (("open", 1), ("open", 64), ("open", 256), ("contended", 64))
 SYNC_CELLS = (1, 64)
+# Callers, leases that fit, and how long each is held in ms.
+GRANT_CELLS = ((4, 1, 0), (64, 16, 0), (64, 16, 20))
 
 # How to fetch a package of the distribution and how to wait, as for Prometheus.
 spec = importlib.util.spec_from_file_location("shared", ROOT / "tests/prometheus/check.py")
@@ -274,7 +276,16 @@ def measure_kvgate(programs, plan):
     records = []
     for number in rounds(plan.rounds, plan.deadline):
         records += programs.kvgate(number, "batch", plan.batch)
+        for callers, slots, hold_ms in plan.grants:
+            records += programs.kvgate(number, "contended", callers, slots=slots, **{"hold-ms": hold_ms})
     return records
+
+
+def machine(programs):
+    """What the machine can do now, for benches that do not look themselves."""
+    command = [programs.built["kvgate"], "bench", "--json", "--rounds=1", "--seconds=0.5", "--connections=1"]
+    lines = objects(run([*command, "--scenario=open", "--systems=axum", f"--data={PLACE}"], 60))
+    return [line for line in lines if "machine" in line]
 
 
 def measure_syncs(programs, plan):
@@ -340,11 +351,11 @@ def traced_gate(programs, folder, under):
 
 
 def measure_core(programs, plan):
-    return tables.of_core(run([programs.built["core"], *plan.bench_flag], 300))
+    return machine(programs) + tables.of_core(run([programs.built["core"], *plan.bench_flag], 300))
 
 
 def measure_restart(programs, plan):
-    return tables.of_restart(run([programs.built["restart"], *plan.bench_flag], 300))
+    return machine(programs) + tables.of_restart(run([programs.built["restart"], *plan.bench_flag], 300))
 
 
 def measure_scale(programs, plan):
@@ -397,6 +408,7 @@ class Plan:
         self.ray = (("open", 64),) if quick else RAY_CELLS
         self.batch = "4" if quick else "1,4,16"
         self.syncs = SYNC_CELLS
+        self.grants = GRANT_CELLS[:1] if quick else GRANT_CELLS
         # Without it a bench of the project is a short look.
         self.bench_flag = [] if quick else ["--bench"]
         self.deadline = time.monotonic() + 60 * arguments.minutes

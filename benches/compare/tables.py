@@ -408,6 +408,21 @@ def batch_part(parts):
     )
 
 
+def grants_part(parts):
+    """What a waiter waits for once its place is given back."""
+    records = cells(parts.get("kvgate", []), scenario="contended")
+    found = {(one["connections"], one["slots"], one["hold_ms"]) for one in records}
+    rows = []
+    for count, slots, hold_ms in sorted(found, key=lambda cell: (cell[2], -cell[0])):
+        same = {"connections": count, "slots": slots, "hold_ms": hold_ms}
+        row = [number(count), number(slots), f"{number(hold_ms)} ms" if hold_ms else "not at all"]
+        row += [middle(values(records, path, **same)) for path in ("pairs_per_s", "commit_mean_ms")]
+        row += [latency(records, kind, ("p50", "p99"), **same) for kind in ("grant_ms", "grant_commits")]
+        rows.append(row)
+    head = ["callers", "leases that fit", "each is held", "pairs/s", "commit, mean ms"]
+    return table([*head, "grant p50 / p99 ms", "in commits"], rows)
+
+
 def syncs_part(parts):
     """Both sides are counted in the same way, by the kernel's calls."""
     rows = []
@@ -446,6 +461,7 @@ def scale_part(parts):
 
 WRITERS = {
     "machine": machine_part,
+    "grants": grants_part,
     "goals": goals_part,
     "pairs": pairs_part,
     "latency": latency_part,

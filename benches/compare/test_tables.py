@@ -61,6 +61,19 @@ class Ratios(unittest.TestCase):
         self.assertEqual(tables.commit_ratios(records), [2.0])
 
 
+class Grants(unittest.TestCase):
+    def test_are_told_by_how_long_leases_are_held(self):
+        common = {"scenario": "contended", "slots": 16, "commit_mean_ms": 0.25}
+        records = []
+        for number, p99 in ((1, 0.5), (2, 0.75), (3, 1.0)):
+            figures = {"grant_ms": {"p50": 0.25, "p99": p99}, "grant_commits": {"p50": 1.0, "p99": p99 / 0.25}}
+            records.append(cell("kvgate", number, 700, hold_ms=20.0, **common, **figures))
+            records.append(cell("kvgate", number, 20_000, hold_ms=0.0, **common))
+        rows = tables.grants_part({"kvgate": records}).splitlines()
+        self.assertEqual(rows[2], "| 64 | 16 | not at all | 20,000 | 0.25 | – / – | – / – |")
+        self.assertEqual(rows[3], "| 64 | 16 | 20 ms | 700 | 0.25 | 0.25 / 0.75 | 1 / 3 |")
+
+
 class Goals(unittest.TestCase):
     def test_the_median_of_the_rounds_is_judged(self):
         by_figure = {goal.figure: goal for goal in tables.goals(PARTS)}

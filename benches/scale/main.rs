@@ -80,6 +80,10 @@ impl Arguments {
         self.sizes.clone().unwrap_or_else(|| own.to_vec())
     }
 
+    fn usual_or_quick(&self, usual: usize, quick: usize) -> usize {
+        if self.bench { usual } else { quick }
+    }
+
     fn seconds(&self, usual: u64) -> u64 {
         self.seconds.unwrap_or(if self.bench { usual } else { 1 })
     }

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use hyper::Method;
+use kvgate_core::policy::FINISHED_MAX;
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -45,6 +46,7 @@ struct Seen {
 
 pub async fn run(arguments: &Arguments, report: &Report) {
     let count = arguments.sizes(&[60_000], &[500])[0];
+    let remembered = arguments.usual_or_quick(FINISHED_MAX, 500);
     let time = Duration::from_secs(arguments.seconds(SECONDS));
     report.table(
         &format!(
@@ -64,7 +66,7 @@ pub async fn run(arguments: &Arguments, report: &Report) {
         ],
     );
     for (by, name) in [(By::Call, "single calls"), (By::Batch, "batches")] {
-        let seen = renewed(count, by, time).await;
+        let seen = renewed(count, remembered, by, time).await;
         report.row(&[
             name.to_owned(),
             format!("{:.0}", seen.renewals_per_s),
@@ -79,7 +81,7 @@ pub async fn run(arguments: &Arguments, report: &Report) {
             format!("{:.1}, {:.1}", seen.store_mib.0, seen.store_mib.1),
         ]);
         let detail = json!({
-            "leases": count, "every_s": EVERY.as_secs(), "seconds": time.as_secs(),
+            "leases": count, "remembered": remembered, "every_s": EVERY.as_secs(), "seconds": time.as_secs(),
             "renewals_per_s": round(seen.renewals_per_s),
             "acquire_ms": {
                 "p50": round(seen.p50_ms), "p99": round(seen.p99_ms), "max": round(seen.max_ms),
@@ -110,9 +112,12 @@ pub async fn run(arguments: &Arguments, report: &Report) {
     }
 }
 
-async fn renewed(count: usize, by: By, time: Duration) -> Seen {
+async fn renewed(count: usize, remembered: usize, by: By, time: Duration) -> Seen {
     // Half of the pool is left for the callers beside.
     let rig = Rig::start(1, count * 2, &[]).await;
+    // The callers beside leave finished tickets and sessions behind, which are remembered up to a number: below it
+    // the store grows by them.
+    rig.remember(remembered).await;
     let leases = rig.fill(count, TTL_S, "admit").await.leases;
     let began = Instant::now();
     let over = began + time;

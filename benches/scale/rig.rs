@@ -71,25 +71,58 @@ impl Rig {
     /// Tickets of one token each, all of which must meet `action`: their ids, and their leases if they
     /// have any.
     pub async fn fill(&self, count: usize, ttl_s: u64, action: &str) -> Filled {
-        let mut fillers = Vec::new();
-        for number in 0..FILLERS {
-            let mut connection = connect(self.address()).await;
-            let own = count / FILLERS + usize::from(number < count % FILLERS);
-            fillers.push(async move {
-                let mut filled = Filled::default();
-                for first in (0..own).step_by(BATCH) {
-                    let length = BATCH.min(own - first);
-                    filled.batch(&mut connection, length, ttl_s, action).await;
-                }
-                filled
-            });
-        }
+        let fillers = self.in_batches(count, async |connection, length| {
+            let mut filled = Filled::default();
+            filled.batch(connection, length, ttl_s, action).await;
+            filled
+        });
         let mut all = Filled::default();
-        for filled in futures_util::future::join_all(fillers).await {
+        for filled in fillers.await {
             all.tickets.extend(filled.tickets);
             all.leases.extend(filled.leases);
         }
         all
+    }
+
+    /// So many requests of a session each that are over: what is remembered of them is in the store.
+    pub async fn remember(&self, count: usize) {
+        self.in_batches(count, async |connection, length| {
+            let acquires = (0..length).map(|_| {
+                let id = ticket();
+                json!({
+                    "op": "acquire", "ticket_id": id, "session_id": format!("of-{id}"),
+                    "reservation_tokens": 1, "request_id": id, "client": "rollout-3",
+                })
+            });
+            let admitted = batch(connection, acquires.collect()).await;
+            let releases = admitted
+                .iter()
+                .map(|admit| json!({"op": "release", "lease_id": admit["body"]["lease_id"]}));
+            for released in batch(connection, releases.collect()).await {
+                assert_eq!(released["body"]["outcome"], "released", "{released}");
+            }
+        })
+        .await;
+    }
+
+    /// Does `work` with batches of so many operations together, over a few connections.
+    async fn in_batches<T>(
+        &self,
+        count: usize,
+        work: impl AsyncFn(&mut Connection, usize) -> T,
+    ) -> Vec<T> {
+        let work = &work;
+        let fillers = (0..FILLERS).map(|number| async move {
+            let mut connection = connect(self.address()).await;
+            let own = count / FILLERS + usize::from(number < count % FILLERS);
+            let mut done = Vec::new();
+            for first in (0..own).step_by(BATCH) {
+                done.push(work(&mut connection, BATCH.min(own - first)).await);
+            }
+            done
+        });
+        let done = futures_util::future::join_all(fillers).await;
+        done.into_iter().flatten().collect()
     }
 
     /// The published figures.

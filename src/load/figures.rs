@@ -84,6 +84,10 @@ pub struct Figures {
     pub scenario: Scenario,
     /// How many they were.
     pub connections: usize,
+    /// Leases that fit, where few do.
+    pub slots: Option<usize>,
+    /// How long each of them is held, in milliseconds.
+    pub hold_ms: Option<f64>,
     /// Which turn of the same measurement, from 1.
     pub round: usize,
     /// How long it took.

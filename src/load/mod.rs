@@ -407,12 +407,15 @@ impl<'a> Run<'a> {
         let has_commits = is_gate && commits > 0.0;
         let commit_s = (scrape.commit_seconds - scraped.commit_seconds) / commits;
         let grant_ms = Latency::of(&seen.grant).filter(|_| is_gate);
+        let is_contended = cell.scenario == Scenario::Contended;
         let in_commits = |ms: f64| rounded(ms / 1e3 / commit_s);
         let figures = Figures {
             system,
             transport,
             scenario: cell.scenario,
             connections: cell.connections,
+            slots: is_contended.then_some(cell.slots),
+            hold_ms: is_contended.then_some(cell.hold.as_secs_f64() * 1e3),
             round,
             seconds: rounded(seconds),
             pairs: seen.pairs,

@@ -47,6 +47,19 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().next().is_none()
 }
 
+/// Leases that are held make way for no more pairs than fit: none is given back before half of its time.
+#[test]
+fn leases_are_held_for_a_time() {
+    let data = tempfile::tempdir().unwrap();
+    let flags = ["--json", "--scenario", "contended", "--hold-ms", "100"];
+    let lines = lines(&bench(data.path(), "1", &flags));
+    let one = &lines[1];
+    assert_eq!((&one["slots"], &one["hold_ms"]), (&2.into(), &100.0.into()));
+    let slots_of_time = 2.0 * one["seconds"].as_f64().unwrap() / 0.05;
+    let pairs = one["pairs"].as_f64().unwrap();
+    assert!(pairs >= 2.0 && pairs <= slots_of_time, "{one}");
+}
+
 /// Every scenario over both transports: each lease that a caller got is one that the service granted, all
 /// come back, and nothing stays on the disk.
 #[test]
@@ -246,6 +259,7 @@ fn bad_flags_are_refused() {
             "a smaller --batch",
         ),
         (&["--slots", "0"], "slots must be 1 to 20000"),
+        (&["--hold-ms", "60001"], "hold-ms must be 0 to 60000"),
         (&["--threads", "65"], "threads must be 1 to 64"),
         (&["--wait-s", "61"], "wait-s must be 0 to 60"),
         (&["--id-chars", "36"], "such as 36,17"),
