@@ -16,6 +16,9 @@ use crate::support::{connect, histogram, millis, post, ticket};
 
 /// Rounds, in which the sizes take turns.
 const ROUNDS: usize = 5;
+/// How often memory is looked at until it is taken for settled, and the time between two looks.
+const LOOKS: usize = 10;
+const LOOK: Duration = Duration::from_millis(100);
 /// Hand-overs of each round: a release, and the call at the head that it lets in.
 const HAND_OVERS: usize = 16;
 /// Longest that a call may wait.
@@ -36,6 +39,8 @@ struct Line {
     granted: UnboundedReceiver<Instant>,
     bytes_per_lease: f64,
     bytes_per_waiter: f64,
+    /// What a waiter takes in addition that a `/v1/wait` of many names.
+    bytes_per_watched: f64,
     bytes_per_call: f64,
     seen: Vec<Round>,
 }
@@ -77,6 +82,7 @@ pub async fn run(arguments: &Arguments, report: &Report) {
             "grant p50 / longest ms",
             "B a lease",
             "B a waiter",
+            "B more when watched",
             "KiB an open call",
         ],
     );
@@ -99,6 +105,7 @@ pub async fn run(arguments: &Arguments, report: &Report) {
             ),
             format!("{:.0}", line.bytes_per_lease),
             format!("{:.0}", line.bytes_per_waiter),
+            format!("{:.0}", line.bytes_per_watched),
             format!("{:.1}", line.bytes_per_call / 1_024.0),
         ]);
     }
@@ -158,6 +165,25 @@ fn figures(lines: &[Line], report: &Report) {
             detail: json!({ "leases": last.size, "waiters": last.size, "open_calls": last.open }),
         });
     }
+    report.figure(Figure {
+        name: "further memory of a waiter that a call of many watches".to_owned(),
+        value: last.bytes_per_watched,
+        unit: "bytes",
+        bound: None,
+        detail: json!({ "tickets_a_call": WATCHED }),
+    });
+}
+
+/// Memory once the work that brought it there is over: what was freed goes back a little later, when there is
+/// something to do.
+async fn settled(rig: &Rig) -> f64 {
+    let mut least = resident(rig.pid());
+    for _ in 0..LOOKS {
+        tokio::time::sleep(LOOK).await;
+        rig.state().await;
+        least = least.min(resident(rig.pid()));
+    }
+    least
 }
 
 impl Line {
@@ -169,9 +195,9 @@ impl Line {
             &["--admission-max-wait-s", "3600", "--claim-grace-s", "60"],
         )
         .await;
-        let empty = resident(rig.pid());
+        let empty = settled(&rig).await;
         let leases = rig.fill(size, TTL_S, "admit").await.leases;
-        let with_leases = resident(rig.pid());
+        let with_leases = settled(&rig).await;
         let (told, granted) = unbounded_channel();
         let mut callers = JoinSet::new();
         for _ in 0..open {
@@ -179,9 +205,10 @@ impl Line {
             callers.spawn(wait_open(connection, told.clone()));
         }
         waiting(&rig, open).await;
-        let with_calls = resident(rig.pid());
+        let with_calls = settled(&rig).await;
         let others = size - open;
         let tickets = rig.fill(others, TTL_S, "wait").await.tickets;
+        let with_waiters = settled(&rig).await;
         // One after the other: what stands in the inbox is bounded, and a ticket counts as a call there.
         for (number, watched) in tickets.chunks(WATCHED).enumerate() {
             let connection = connect(rig.address()).await;
@@ -190,8 +217,8 @@ impl Line {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         }
-        let all = resident(rig.pid());
-        let bytes_per_waiter = (all - with_calls) / others as f64;
+        let all = settled(&rig).await;
+        let bytes_per_waiter = (with_waiters - with_calls) / others as f64;
         Self {
             size,
             open,
@@ -200,6 +227,7 @@ impl Line {
             callers,
             bytes_per_lease: (with_leases - empty) / size as f64,
             bytes_per_waiter,
+            bytes_per_watched: (all - with_waiters) / others as f64,
             bytes_per_call: (with_calls - with_leases) / open as f64 - bytes_per_waiter,
             seen: Vec::new(),
             rig,
@@ -244,6 +272,7 @@ impl Line {
             "grant_ms": {"p50": of(|round| round.grant_ms), "max": of(|round| round.grant_max_ms)},
             "bytes_per_lease": round(self.bytes_per_lease),
             "bytes_per_waiter": round(self.bytes_per_waiter),
+            "bytes_per_watched": round(self.bytes_per_watched),
             "bytes_per_open_call": round(self.bytes_per_call),
         })
     }

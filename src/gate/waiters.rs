@@ -82,7 +82,7 @@ impl Waiters {
             self.follow_ups.push(Command::Gone(ticket));
             return;
         }
-        self.by_ticket.entry(ticket.clone()).or_default().push(id);
+        self.will_tell(&ticket, id);
         let slot = Slot::Acquire {
             ticket,
             seq,
@@ -91,6 +91,14 @@ impl Waiters {
             leaving: false,
         };
         self.slots.insert(id, slot);
+    }
+
+    /// Nearly every ticket has one call, whose list is no longer than it must be.
+    fn will_tell(&mut self, ticket: &TicketId, call: SlotId) {
+        match self.by_ticket.get_mut(ticket) {
+            Some(calls) => calls.push(call),
+            None => drop(self.by_ticket.insert(ticket.clone(), vec![call])),
+        }
     }
 
     /// A watch: answered at once when something is decided or unknown already.
@@ -107,9 +115,7 @@ impl Waiters {
         let mut decided = BTreeMap::new();
         for (ticket, state) in watched {
             match state {
-                Watched::Waiting => {
-                    self.by_ticket.entry(ticket.clone()).or_default().push(id);
-                }
+                Watched::Waiting => self.will_tell(&ticket, id),
                 Watched::Decided(answer) => {
                     decided.insert(ticket.clone(), Some(answer));
                 }

@@ -32,7 +32,7 @@ const COPY: &str = "kvgate.redb.copy";
 const OLD: &str = "kvgate.redb.bak";
 
 /// redb's page cache. The image is in memory; only the pages that a commit rewrites are read again.
-const CACHE_BYTES: usize = 8 << 20;
+const CACHE_BYTES: usize = 4 << 20;
 
 /// A file is bloated beyond this many times its live bytes, and that many bytes.
 const BLOAT_TIMES: u64 = 4;

@@ -610,21 +610,22 @@ impl Turn {
     fn watch(&mut self, tag: Tag, tickets: Vec<TicketId>) {
         let mut watched = Vec::with_capacity(tickets.len());
         for id in tickets {
-            let known = self.machine.state.ticket(&id).cloned();
-            let state = match known {
-                None => Watched::Unknown,
-                Some(ticket) => match &ticket.stage {
-                    Stage::Waiting { .. } => {
-                        self.machine.presences.enter(ticket.row);
-                        Watched::Waiting
-                    }
-                    Stage::Ended(ended) if ended.how.decided_afresh() => Watched::Unknown,
-                    Stage::Held(_) | Stage::Ended(_) => {
-                        Watched::Decided(self.told_again(&ticket, None))
-                    }
-                },
+            let Some(ticket) = self.machine.state.ticket(&id).cloned() else {
+                watched.push((id, Watched::Unknown));
+                continue;
             };
-            watched.push((id, state));
+            let state = match &ticket.stage {
+                Stage::Waiting { .. } => {
+                    self.machine.presences.enter(ticket.row);
+                    Watched::Waiting
+                }
+                Stage::Ended(ended) if ended.how.decided_afresh() => Watched::Unknown,
+                Stage::Held(_) | Stage::Ended(_) => {
+                    Watched::Decided(self.told_again(&ticket, None))
+                }
+            };
+            // The name that the row has, so that the caller's copy of it ends with the call's body.
+            watched.push((ticket.id, state));
         }
         self.reply(tag, None, Reply::Watch(watched));
     }
