@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """kvgate beside Redis, bare axum and a Ray actor; writes the figures into docs/performance.md.
 
-    python3 benches/compare/run.py                 all of it, about 10 minutes
+    python3 benches/compare/run.py                 all of it, about 15 minutes
     python3 benches/compare/run.py --only ray      one part anew; the others stand as they were measured
     python3 benches/compare/run.py --quick         a short look, which writes nothing
     python3 benches/compare/run.py --get           fetches Redis and Ray first, where they are missing
@@ -464,7 +464,7 @@ def main():
     parser.add_argument("--only", metavar="PART,..", help="parts to measure", type=lambda text: text.split(","))
     parser.add_argument("--rounds", type=int, help="5; 1 with --quick")
     parser.add_argument("--seconds", type=float, help="length of one measurement: 2; 0.5 with --quick")
-    parser.add_argument("--minutes", type=float, default=11, help="no round begins later than this (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=16, help="no round begins later than this (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a short look: prints the tables, writes nothing")
     parser.add_argument("--get", action="store_true", help="fetch what is missing")
     parser.add_argument("--write", action="store_true", help="only write the page, from what was measured before")

@@ -190,12 +190,12 @@ impl Held {
     }
 
     /// Runs `sends` while the writer stands in a commit: what they send is the next turn.
-    async fn in_one_turn(&self, sends: impl FnOnce()) {
+    async fn in_one_turn(&self, sends: impl AsyncFnOnce()) {
         self.barrier.close();
         let mut marker = Box::pin(self.gate.cancel(TicketId::new("marker").unwrap()));
         assert!((&mut marker).now_or_never().is_none());
         self.barrier.wait_for_the_writer();
-        sends();
+        sends().await;
         self.barrier.open();
         marker.await.unwrap();
     }
@@ -230,6 +230,29 @@ fn reading() -> Reading {
     Reading::idle(capacity)
 }
 
+/// Who is granted by a release hears of it first: it has waited in the queue, and whoever releases waits for nothing.
+#[tokio::test]
+async fn a_grant_is_told_before_its_release() {
+    let held = Held::start().await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (gate, tells) = (held.gate.clone(), Arc::clone(&told));
+    let waiter = tokio::spawn(async move {
+        gate.acquire(acquire("w", 1_000), SOON).await.unwrap();
+        tells.lock().unwrap().push("waiter");
+    });
+    held.until(|view| view.waiting == 1).await;
+    let (gate, lease, tells) = (held.gate.clone(), held.lease, Arc::clone(&told));
+    let holder = tokio::spawn(async move {
+        gate.release(lease).await.unwrap().value.unwrap();
+        tells.lock().unwrap().push("holder");
+    });
+    // It has sent its release after the rest, and waits for the answer.
+    held.in_one_turn(tokio::task::yield_now).await;
+    holder.await.unwrap();
+    waiter.await.unwrap();
+    assert_eq!(*told.lock().unwrap(), ["waiter", "holder"]);
+}
+
 /// TIC4: the caller goes before or after the release that grants it, in the same turn.
 #[tokio::test]
 async fn tic4_a_caller_that_goes_in_the_turn_of_its_grant_keeps_nothing() {
@@ -239,7 +262,7 @@ async fn tic4_a_caller_that_goes_in_the_turn_of_its_grant_keeps_nothing() {
         send(&mut waits);
         held.until(|view| view.waiting == 1).await;
         let mut releases = held.releases();
-        held.in_one_turn(|| {
+        held.in_one_turn(async || {
             if gone_first {
                 drop(waits);
                 send(&mut releases);
@@ -260,7 +283,7 @@ async fn tic3_a_caller_that_comes_and_goes_in_one_turn_is_away() {
     for released in [true, false] {
         let held = Held::start().await;
         let mut releases = held.releases();
-        held.in_one_turn(|| {
+        held.in_one_turn(async || {
             let mut waits = held.acquires("w");
             send(&mut waits);
             drop(waits);
@@ -304,7 +327,7 @@ async fn tic4_an_answer_that_nobody_read_is_undelivered() {
         let replies = held.gate.batch(batch).await;
         panic!("{replies:?} was read");
     });
-    held.in_one_turn(|| send(&mut batch)).await;
+    held.in_one_turn(async || send(&mut batch)).await;
     held.until(|view| view.leases == 1).await;
     held.gate
         .read_lease(held.lease)
@@ -342,7 +365,7 @@ async fn tic4_a_watch_that_goes_keeps_nothing() {
                 .unwrap();
         }
         let mut releases = held.releases();
-        held.in_one_turn(|| {
+        held.in_one_turn(async || {
             let mut watch = watch.take().unwrap();
             if !parked {
                 send(&mut watch);
@@ -403,7 +426,7 @@ async fn a_call_beside_a_drain_is_refused() {
         .collect();
     let mut calls = calls.into_iter();
     let (mut before, mut after) = (calls.next().unwrap(), calls.next().unwrap());
-    held.in_one_turn(|| {
+    held.in_one_turn(async || {
         assert!((&mut before).now_or_never().is_none());
         held.gate.begin_drain();
         assert!((&mut after).now_or_never().is_none());

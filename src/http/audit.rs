@@ -34,7 +34,7 @@ use crate::words;
 pub(super) async fn list(State(app): State<App>, mut query: Query) -> Result<Response, Fault> {
     let page = Paging::read(&mut query)?;
     query.done()?;
-    let page = lists::list::<audit::AuditEntry>(&app, page, |_| true).await?;
+    let page = lists::list_all::<audit::AuditEntry>(&app, page).await?;
     Ok(json(StatusCode::OK, &page))
 }
 

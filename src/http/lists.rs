@@ -285,8 +285,8 @@ impl Row for CloseIntent {
     }
 }
 
-/// A page of all rows of a list that is counted.
-async fn list_all<R: Row>(app: &App, page: Paging) -> Result<Listing<R::Item>, Fault> {
+/// A page of all rows: one slice.
+pub(super) async fn list_all<R: Row>(app: &App, page: Paging) -> Result<Listing<R::Item>, Fault> {
     let from = page.from.unwrap_or(R::ORDER.first());
     let read = R::slice(app.gate(), from, page.limit).await?;
     let shown = app.shown();
@@ -296,11 +296,11 @@ async fn list_all<R: Row>(app: &App, page: Paging) -> Result<Listing<R::Item>, F
     Ok(Listing {
         items,
         next: next.map(cursor),
-        total: read.total.unwrap_or_default(),
+        total: read.total,
     })
 }
 
-/// Looks at all rows, since the answer says how many match.
+/// A page of those that match. Looks at all rows, since the answer says how many do.
 pub(super) async fn list<R: Row>(
     app: &App,
     page: Paging,

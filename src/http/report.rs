@@ -76,10 +76,10 @@ pub async fn read_steps(app: &App, mut query: Query) -> Result<Listing<StepRepor
     let run = query.take("run");
     let page = Paging::read(&mut query)?;
     query.done()?;
-    lists::list::<report::StepReport>(app, page, |report| {
-        run.as_deref().is_none_or(|run| run == report.run.as_str())
-    })
-    .await
+    let Some(run) = run else {
+        return lists::list_all::<report::StepReport>(app, page).await;
+    };
+    lists::list::<report::StepReport>(app, page, |report| run == report.run.as_str()).await
 }
 
 impl Row for report::StepReport {

@@ -111,6 +111,10 @@ impl Audit {
         self.entries.range(..=highest).rev().map(|(_, entry)| entry)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// All, by number.
     pub(crate) fn kept(&self) -> Vec<AuditEntry> {
         self.entries.values().cloned().collect()

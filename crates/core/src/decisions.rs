@@ -171,6 +171,10 @@ impl Decisions {
         });
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.ring.len()
+    }
+
     /// Those that are wanted, oldest first, and whether there are more on that side.
     pub(crate) fn read(&self, wanted: &DecisionsWanted) -> (Vec<DecisionEntry>, bool) {
         let most = wanted.most.min(SLICE_MAX);

@@ -312,6 +312,16 @@ pub struct Page<T> {
     pub items: Vec<T>,
     /// Whether rows follow.
     pub more: bool,
-    /// Rows of the whole list at this moment; `None` where they are not counted.
-    pub total: Option<u64>,
+    /// Rows of the whole list at this moment, whatever was asked for.
+    pub total: u64,
+}
+
+impl<T> Page<T> {
+    pub(crate) fn new(items: Vec<T>, more: bool, total: impl TryInto<u64>) -> Self {
+        Self {
+            items,
+            more,
+            total: total.try_into().unwrap_or(u64::MAX),
+        }
+    }
 }

@@ -190,11 +190,7 @@ impl Machine {
             .take(slice.rows.min(SLICE_MAX))
             .cloned()
             .collect();
-        Page {
-            items,
-            more: looked_at.next().is_some(),
-            total: None,
-        }
+        Page::new(items, looked_at.next().is_some(), self.state.audit.len())
     }
 }
 

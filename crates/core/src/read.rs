@@ -146,11 +146,7 @@ impl Machine {
             .take(rows)
             .filter_map(|(_, row)| lease_view(self.state.row(row)?))
             .collect();
-        Page {
-            items,
-            more: looked_at.next().is_some(),
-            total: u64::try_from(self.state.ledger.len()).ok(),
-        }
+        Page::new(items, looked_at.next().is_some(), self.state.ledger.len())
     }
 
     pub(crate) fn list_queue(&self, slice: Slice<RowNo>) -> Page<WaiterView> {
@@ -161,11 +157,7 @@ impl Machine {
             .take(rows)
             .filter_map(|row| self.waiter_view(row))
             .collect();
-        Page {
-            items,
-            more: looked_at.next().is_some(),
-            total: Some(self.state.queue.len()),
-        }
+        Page::new(items, looked_at.next().is_some(), self.state.queue.len())
     }
 
     pub(crate) fn read_session(&self, id: &SessionId) -> Option<SessionView> {
@@ -206,11 +198,7 @@ impl Machine {
             }
             items.push(view);
         }
-        Page {
-            items,
-            more: looked_at.peek().is_some(),
-            total: u64::try_from(self.state.sessions.len()).ok(),
-        }
+        Page::new(items, looked_at.peek().is_some(), self.state.sessions.len())
     }
 
     /// The figures that a decision of this moment is made from.
@@ -230,11 +218,7 @@ impl Machine {
 
     pub(crate) fn list_decisions(&self, wanted: &DecisionsWanted) -> Page<DecisionEntry> {
         let (items, more) = self.decisions.read(wanted);
-        Page {
-            items,
-            more,
-            total: None,
-        }
+        Page::new(items, more, self.decisions.len())
     }
 
     pub(crate) fn list_closes(&self, slice: Slice<CloseNo>) -> Page<CloseIntent> {
@@ -244,11 +228,7 @@ impl Machine {
             .take(slice.rows.min(SLICE_MAX))
             .cloned()
             .collect();
-        Page {
-            items,
-            more: looked_at.next().is_some(),
-            total: u64::try_from(self.state.closes.len()).ok(),
-        }
+        Page::new(items, looked_at.next().is_some(), self.state.closes.len())
     }
 
     fn waiter_view(&self, row: RowNo) -> Option<WaiterView> {

@@ -140,6 +140,10 @@ impl Reports {
         self.steps.range(..=highest).rev().map(|(_, report)| report)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.steps.len()
+    }
+
     /// The oldest report, when there is one too many (section 9).
     pub(crate) fn one_too_many(&self) -> Option<StepNo> {
         let (number, _) = self.steps.first_key_value()?;

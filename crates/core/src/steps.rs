@@ -101,10 +101,6 @@ impl Machine {
             .take(slice.rows.min(SLICE_MAX))
             .cloned()
             .collect();
-        Page {
-            items,
-            more: looked_at.next().is_some(),
-            total: None,
-        }
+        Page::new(items, looked_at.next().is_some(), self.state.reports.len())
     }
 }
