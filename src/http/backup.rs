@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::response::Response;
-use futures_util::{StreamExt, stream};
+use futures_util::stream;
 use kvgate_api::{Problem, ProblemCode};
 use kvgate_core::units::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
@@ -40,15 +40,11 @@ pub(super) async fn backup(State(app): State<App>, query: Query) -> Result<Respo
         "attachment; filename=\"kvgate-{}.ndjson\"",
         clock::file_stamp(wall)
     );
-    let pieces = stream::iter(copy).then(move |piece| {
+    let pieces = copy.map(move |piece| {
         let _held: &OwnedSemaphorePermit = &permit;
-        // A reader that is fast enough would have all of it written in one go, beside which nobody is served.
-        async {
-            tokio::task::yield_now().await;
-            Ok::<_, std::convert::Infallible>(Bytes::from(piece))
-        }
+        Ok::<_, std::convert::Infallible>(Bytes::from(piece))
     });
-    let mut response = Response::new(Body::from_stream(pieces));
+    let mut response = Response::new(Body::from_stream(stream::iter(pieces)));
     let headers = response.headers_mut();
     headers.insert(
         CONTENT_TYPE,
