@@ -54,6 +54,11 @@ BUGS = [
         (INSIDE, "http::fuzz::bodies"),
     ),
     (
+        "what comes in while a caller does the turn is left to nobody",
+        [("src/gate/inbox.rs", "if state.urgent > 0 || state.sleep.is_some_and(too_long)", "if state.sleep.is_some_and(too_long)")],
+        (INSIDE, "gate::inbox::tests::among_several_nobody_is_lent_the_turn"),
+    ),
+    (
         "a small turn is answered before it is on disk",
         [("crates/core/src/batch.rs", "        if !self.records.is_empty() {\n            let commit", "        if self.records.len() > 2 {\n            let commit")],
         TORTURE,

@@ -7,7 +7,8 @@
 //!                        one turn = one store transaction
 //! ```
 //!
-//! Everything that queued up while the last commit ran is the next turn; there is no window.
+//! Everything that queued up while the last commit ran is the next turn; there is no window. A caller that is alone
+//! does its turn itself instead of waking the writer's thread (decision 0015).
 //! No reply leaves before its turn is durable (DUR1).
 
 mod closings;
@@ -45,6 +46,7 @@ use kvgate_core::state::EpochEntry;
 use kvgate_core::tally::LocalBypass;
 use kvgate_core::units::{Span, Timestamp};
 use kvgate_core::view::View;
+use tokio::runtime::RuntimeFlavor;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{oneshot, watch};
 
@@ -56,8 +58,8 @@ pub use outage::KEPT_MAX;
 pub use record::Recorder;
 pub use stats::{CommitStats, Waits};
 pub use waiters::SlotId;
-use writer::weight;
 pub use writer::{FirstOpen, WriterConfig, spawn};
+use writer::{Turns, weight};
 
 /// Commands that may stand in the inbox, those of a batch one by one. Beyond that callers are told
 /// `overloaded` at once: a full inbox is several seconds of work, and a caller that goes on without
@@ -184,6 +186,7 @@ enum Message {
 #[derive(Debug)]
 struct Inner {
     inbox: Inbox<Message>,
+    turns: Arc<dyn Turns>,
     inbox_len: AtomicUsize,
     next_slot: AtomicU64,
     waiting_calls: AtomicUsize,
@@ -777,7 +780,12 @@ impl Gate {
             inner.inbox_len.fetch_sub(commands, Ordering::Relaxed);
             return Err(GateError::Overloaded);
         }
-        inner.inbox.put(message).map_err(|_| GateError::Draining)
+        let loan = inner.inbox.put_or_borrow(message, may_block);
+        if let Some(loan) = loan.map_err(|_| GateError::Draining)? {
+            let look_in = tokio::task::block_in_place(|| inner.turns.turn());
+            loan.give_back(look_in);
+        }
+        Ok(())
     }
 
     /// Puts a message into the inbox that the bound on open calls already bounds.
@@ -822,6 +830,12 @@ impl Gate {
     fn open_call(&self) -> Option<Call<'_>> {
         (self.waiting_calls() < WAITING_CALLS_MAX).then(|| self.call())
     }
+}
+
+/// Whether the thread can do a turn: its other tasks go on with another thread meanwhile.
+fn may_block() -> bool {
+    tokio::runtime::Handle::try_current()
+        .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
 }
 
 /// An open waiting call. Dropped before its answer, it tells the writer that the caller went away.

@@ -1,12 +1,13 @@
-//! The writer: the one thread that owns the core and the store.
+//! The writer: the one owner of the core and the store.
 //!
 //! It takes everything that stands in its inbox, runs it as one turn, makes the turn durable in
-//! one transaction, publishes the view and only then answers.
+//! one transaction, publishes the view and only then answers. Between two turns it lies on a desk, so
+//! that its own thread or a caller that is alone can do the next one.
 
-use std::marker::PhantomData;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kvgate_core::batch::{Committed, Failed};
@@ -14,7 +15,7 @@ use kvgate_core::capacity::FleetConfig;
 use kvgate_core::close::{CloseIntent, EngineCall};
 use kvgate_core::command::Command;
 use kvgate_core::effect::{Effect, Reply, Tag};
-use kvgate_core::ids::TicketId;
+use kvgate_core::ids::{CloseId, TicketId};
 use kvgate_core::machine::{Machine, StartParams};
 use kvgate_core::memory::MemoryStore;
 use kvgate_core::policy::{PAUSE_AFTER, Policy};
@@ -25,7 +26,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
 use super::closings::Closings;
-use super::inbox::{Messages, inbox};
+use super::inbox::{Bed, Messages, inbox};
 use super::news::{self, News};
 use super::outage::{Kept, Outage};
 use super::record::{Recorder, Taking};
@@ -87,19 +88,22 @@ pub fn spawn<S, O>(
     open: O,
 ) -> std::io::Result<(Gate, FirstOpen<S::OpenError>)>
 where
-    S: StoreControl,
-    S::Error: std::fmt::Display,
+    S: StoreControl + Send + 'static,
+    S::Error: fmt::Display,
     O: FnMut() -> Result<Opened<S>, S::OpenError> + Send + 'static,
 {
-    let (inbox, messages) = inbox();
+    let (inbox, messages, bed) = inbox();
     let (first_open, opened) = oneshot::channel();
     let (view_sender, view) = watch::channel(Arc::new(empty_view(&config, clock.now())));
     let (phase, _) = watch::channel(Phase::Starting);
     let (trouble, _) = watch::channel(StoreTrouble::default());
     let stats = CommitStats::default();
     let (calls_out, calls) = unbounded_channel();
+    let desk = Arc::new(Mutex::new(None));
+    let turns: Arc<dyn Turns> = desk.clone();
     let inner = Arc::new(Inner {
         inbox,
+        turns,
         inbox_len: AtomicUsize::new(0),
         next_slot: AtomicU64::new(1),
         waiting_calls: AtomicUsize::new(0),
@@ -135,11 +139,13 @@ where
         bypasses_new: false,
         recovering: false,
         draining: false,
-        store: PhantomData,
+        reattach: Vec::new(),
+        waited_for: Vec::new(),
+        loaded: None,
     };
     std::thread::Builder::new()
         .name("kvgate-writer".to_owned())
-        .spawn(move || writer.run(first_open))?;
+        .spawn(move || writer.run(first_open, &desk, &bed))?;
     Ok((gate, opened))
 }
 
@@ -195,12 +201,61 @@ struct Loaded<S> {
     store: S,
 }
 
-/// Why serving ended.
-enum Ended {
+/// What comes after a turn.
+enum Next {
+    /// Another one, when something comes in or after this time.
+    Turn(Duration),
     /// The store failed and took the core with it.
-    StoreFailed,
-    /// An orderly stop, or no handle is left.
-    Stopped,
+    Reopen,
+    /// Nothing: an orderly stop, or no handle is left.
+    Stop,
+}
+
+/// Where the writer lies between two turns: whoever takes it does the next one.
+type Desk<S, O> = Mutex<Option<Writer<S, O>>>;
+
+/// Turns that are done in the place of the writer's thread.
+pub(super) trait Turns: fmt::Debug + Send + Sync {
+    /// Does the next turn, unless it is one for the writer's thread. That has something to do after the time that is
+    /// told.
+    fn turn(&self) -> Duration;
+}
+
+impl<S, O> Turns for Desk<S, O>
+where
+    S: StoreControl + Send,
+    S::Error: fmt::Display,
+    O: FnMut() -> Result<Opened<S>, S::OpenError> + Send,
+{
+    fn turn(&self) -> Duration {
+        // Taken, or left behind by a panic.
+        let Ok(mut desk) = self.try_lock() else {
+            return Duration::ZERO;
+        };
+        let next = match &mut *desk {
+            // What comes in after a pause is waited for.
+            Some(writer) if !writer.has_paused() => writer.turn(),
+            Some(_) | None => return Duration::ZERO,
+        };
+        match next {
+            Next::Turn(look_in) => look_in,
+            Next::Reopen => Duration::ZERO,
+            Next::Stop => {
+                *desk = None;
+                Duration::ZERO
+            }
+        }
+    }
+}
+
+/// Drops the writer with its thread, however that ends, so that nobody waits for an answer any more.
+struct Last<'a, S, O>(&'a Desk<S, O>);
+
+impl<S, O> Drop for Last<'_, S, O> {
+    fn drop(&mut self) {
+        let desk = self.0.lock();
+        drop(desk.unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 struct Writer<S, O> {
@@ -237,41 +292,59 @@ struct Writer<S, O> {
     recovering: bool,
     /// An orderly stop has begun: no call waits any more.
     draining: bool,
-    store: PhantomData<fn() -> S>,
+    /// Tickets of open calls that a core that was loaded is to tell of.
+    reattach: Vec<TicketId>,
+    /// Who waits until a close is done that may be done, although the last turn of the store failed.
+    waited_for: Vec<(CloseId, oneshot::Sender<CloseIntent>)>,
+    /// Empty while the store is away.
+    loaded: Option<Loaded<S>>,
+}
+
+impl<S, O> fmt::Debug for Writer<S, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer").finish_non_exhaustive()
+    }
 }
 
 impl<S, O> Writer<S, O>
 where
     S: StoreControl,
-    S::Error: std::fmt::Display,
+    S::Error: fmt::Display,
     O: FnMut() -> Result<Opened<S>, S::OpenError>,
 {
-    fn run(mut self, first_open: oneshot::Sender<Result<(), S::OpenError>>) {
-        let mut loaded = match self.load() {
-            Ok(loaded) => {
-                // Nobody listens when the process is stopping already.
-                let _ = first_open.send(Ok(()));
-                loaded
-            }
-            Err(error) => {
-                let _ = first_open.send(Err(error));
-                return;
-            }
-        };
+    fn run(
+        mut self,
+        first_open: oneshot::Sender<Result<(), S::OpenError>>,
+        desk: &Desk<S, O>,
+        bed: &Bed<Message>,
+    ) {
+        let loaded = self.load();
+        let is_open = loaded.is_ok();
+        // Nobody listens when the process is stopping already.
+        let _ = first_open.send(loaded);
+        if !is_open {
+            return;
+        }
+        let _last = Last(desk);
+        let Ok(mut at) = desk.lock() else { return };
+        *at = Some(self);
+        drop(at);
+        let mut wait = Duration::ZERO;
         loop {
-            match self.serve(loaded) {
-                Ended::Stopped => return,
-                Ended::StoreFailed => {}
-            }
-            match self.reopen() {
-                Some(again) => loaded = again,
-                None => return,
+            bed.rest(wait);
+            // Nobody goes on from a turn that panicked.
+            let Ok(mut desk) = desk.lock() else { return };
+            let Some(writer) = desk.as_mut() else { return };
+            match writer.turn() {
+                Next::Turn(look_in) => wait = look_in,
+                Next::Reopen if writer.reopen() => wait = Duration::ZERO,
+                Next::Reopen | Next::Stop => return,
             }
         }
     }
 
     /// Opens the store, takes over from what it holds, and makes that durable.
-    fn load(&mut self) -> Result<Loaded<S>, S::OpenError> {
+    fn load(&mut self) -> Result<(), S::OpenError> {
         let Opened { mut store, image } = (self.open)()?;
         self.clock = self.clock.not_below(image.now);
         if let Some(shared) = self.shared.upgrade() {
@@ -298,131 +371,138 @@ where
         }
         self.publish(&committed.machine);
         news::tell_operations(&committed.events);
-        Ok(Loaded {
+        self.reattach = self.waiters.tickets();
+        self.waited_for = self.closings.take();
+        // The time until the first turn is no pause.
+        self.turned_at = self.clock.now();
+        self.loaded = Some(Loaded {
             machine: committed.machine,
             store,
+        });
+        Ok(())
+    }
+
+    /// One turn with everything that stands in the inbox.
+    fn turn(&mut self) -> Next {
+        let Some(Loaded { machine, mut store }) = self.loaded.take() else {
+            return Next::Reopen;
+        };
+        let gathered = if self.kept.is_empty() {
+            self.gather()
+        } else {
+            // Whoever retries finds what was kept applied already.
+            Vec::new()
+        };
+        self.note_space(store.low_space());
+        let low_space = self.trouble().low_space.is_some();
+        self.bypasses_new = low_space || (self.recovering && machine.is_starting());
+        self.turned_at = self.clock.now();
+        let now = self.turned_at;
+        let mut turn = Taking::new(machine.turn(now), self.config.recorder.is_some());
+        let mut answerers = Vec::new();
+        let mut groups = Vec::new();
+        let mut closing = None;
+        for ticket in std::mem::take(&mut self.reattach) {
+            turn.handle(Command::Watch(vec![ticket.clone()]));
+            answerers.push(Answerer::Reloaded(ticket));
+        }
+        for (close, reply) in std::mem::take(&mut self.waited_for) {
+            turn.handle(Command::ReadClose(close));
+            answerers.push(Answerer::CloseDone(reply));
+        }
+        let kept = self.kept.next(TURN_MAX);
+        let kept_count = kept.len();
+        for command in kept {
+            turn.handle(command);
+            answerers.push(Answerer::Nobody);
+        }
+        for command in self.waiters.take_follow_ups() {
+            turn.handle(command);
+            answerers.push(Answerer::Nobody);
+        }
+        for slot in std::mem::take(&mut self.late_ends) {
+            self.end_wait(slot, &mut turn, &mut answerers);
+        }
+        for message in gathered {
+            closing = closing.or(self.take(message, &mut turn, &mut answerers, &mut groups));
+        }
+        let (batch, taken) = turn.finish(closing.is_some());
+        let durable_already = batch.is_durable_already();
+        let began = Instant::now();
+        let machine = match batch.try_commit(&mut store) {
+            Ok(mut committed) => {
+                if !durable_already {
+                    self.stats.committed(began.elapsed(), answerers.len());
+                    self.note_size(&store);
+                }
+                self.kept.applied(kept_count);
+                self.at_stake.clear();
+                if let Some(recorder) = &mut self.config.recorder {
+                    recorder.turn(now, taken, &committed.effects, closing.is_some());
+                }
+                self.publish(&committed.machine);
+                let events = std::mem::take(&mut committed.events);
+                self.stats.saw(&events);
+                let machine = self.perform(committed, answerers, groups);
+                // Nobody waits for the log.
+                news::tell_expiries(&events);
+                news::tell_operations(&events);
+                machine
+            }
+            Err(failed) => {
+                self.fail(&failed, answerers, groups);
+                return if closing.is_some() {
+                    Next::Stop
+                } else {
+                    Next::Reopen
+                };
+            }
+        };
+        if let Some(done) = closing {
+            if let Err(error) = store.close() {
+                self.stats.failed(Trouble::Close);
+                tracing::error!(%error, "the store could not be closed in order");
+            }
+            let _ = done.send(());
+            return Next::Stop;
+        }
+        if self.shared.strong_count() == 0 {
+            return Next::Stop;
+        }
+        let look_in = self.look_in(&machine);
+        self.loaded = Some(Loaded { machine, store });
+        Next::Turn(look_in)
+    }
+
+    /// When the next turn is due although nothing comes in.
+    fn look_in(&self, machine: &Machine) -> Duration {
+        let at_once = self.messages.has_taken()
+            || !self.kept.is_empty()
+            || self.waiters.has_follow_ups()
+            || !self.late_ends.is_empty();
+        if at_once {
+            return Duration::ZERO;
+        }
+        machine.next_deadline().map_or(TICK, |deadline| {
+            let left = deadline.since(self.clock.now());
+            TICK.min(Duration::from_millis(left.millis()))
         })
     }
 
-    /// Turn after turn, until the store fails or the service stops.
-    fn serve(&mut self, loaded: Loaded<S>) -> Ended {
-        let Loaded {
-            mut machine,
-            mut store,
-        } = loaded;
-        let mut reattach = self.waiters.tickets();
-        // What the store holds may be done, although its last turn failed.
-        let mut waited_for = self.closings.take();
-        // The time until the first turn is no pause.
-        self.turned_at = self.clock.now();
-        loop {
-            let gathered = if self.kept.is_empty() {
-                let at_once = !reattach.is_empty() || !waited_for.is_empty();
-                self.gather(&machine, at_once)
-            } else {
-                // Whoever retries finds what was kept applied already.
-                Vec::new()
-            };
-            self.note_space(store.low_space());
-            let low_space = self.trouble().low_space.is_some();
-            self.bypasses_new = low_space || (self.recovering && machine.is_starting());
-            self.turned_at = self.clock.now();
-            let now = self.turned_at;
-            let mut turn = Taking::new(machine.turn(now), self.config.recorder.is_some());
-            let mut answerers = Vec::new();
-            let mut groups = Vec::new();
-            let mut closing = None;
-            for ticket in std::mem::take(&mut reattach) {
-                turn.handle(Command::Watch(vec![ticket.clone()]));
-                answerers.push(Answerer::Reloaded(ticket));
-            }
-            for (close, reply) in std::mem::take(&mut waited_for) {
-                turn.handle(Command::ReadClose(close));
-                answerers.push(Answerer::CloseDone(reply));
-            }
-            let kept = self.kept.next(TURN_MAX);
-            let kept_count = kept.len();
-            for command in kept {
-                turn.handle(command);
-                answerers.push(Answerer::Nobody);
-            }
-            for command in self.waiters.take_follow_ups() {
-                turn.handle(command);
-                answerers.push(Answerer::Nobody);
-            }
-            for slot in std::mem::take(&mut self.late_ends) {
-                self.end_wait(slot, &mut turn, &mut answerers);
-            }
-            for message in gathered {
-                closing = closing.or(self.take(message, &mut turn, &mut answerers, &mut groups));
-            }
-            let (batch, taken) = turn.finish(closing.is_some());
-            let durable_already = batch.is_durable_already();
-            let began = Instant::now();
-            match batch.try_commit(&mut store) {
-                Ok(mut committed) => {
-                    if !durable_already {
-                        self.stats.committed(began.elapsed(), answerers.len());
-                        self.note_size(&store);
-                    }
-                    self.kept.applied(kept_count);
-                    self.at_stake.clear();
-                    if let Some(recorder) = &mut self.config.recorder {
-                        recorder.turn(now, taken, &committed.effects, closing.is_some());
-                    }
-                    self.publish(&committed.machine);
-                    let events = std::mem::take(&mut committed.events);
-                    self.stats.saw(&events);
-                    machine = self.perform(committed, answerers, groups);
-                    // Nobody waits for the log.
-                    news::tell_expiries(&events);
-                    news::tell_operations(&events);
-                }
-                Err(failed) => {
-                    self.fail(&failed, answerers, groups);
-                    return if closing.is_some() {
-                        Ended::Stopped
-                    } else {
-                        Ended::StoreFailed
-                    };
-                }
-            }
-            if let Some(done) = closing {
-                if let Err(error) = store.close() {
-                    self.stats.failed(Trouble::Close);
-                    tracing::error!(%error, "the store could not be closed in order");
-                }
-                let _ = done.send(());
-                return Ended::Stopped;
-            }
-            if self.shared.strong_count() == 0 {
-                return Ended::Stopped;
-            }
-        }
+    /// The last turn began so long ago that the process must have stood still (TIM3).
+    fn has_paused(&self) -> bool {
+        self.clock.now().since(self.turned_at) > PAUSE_AFTER
     }
 
-    /// Everything that stands in the inbox, up to the bound of a turn; waits for the first message
-    /// or for the next deadline of the core.
-    fn gather(&mut self, machine: &Machine, at_once: bool) -> Vec<Message> {
-        let mut wait = TICK;
-        if let Some(deadline) = machine.next_deadline() {
-            let left = deadline.since(self.clock.now());
-            wait = wait.min(Duration::from_millis(left.millis()));
-        }
-        if at_once || self.waiters.has_follow_ups() || !self.late_ends.is_empty() {
-            wait = Duration::ZERO;
-        }
+    /// Everything that stands in the inbox, up to the bound of a turn.
+    fn gather(&mut self) -> Vec<Message> {
         let mut gathered = Vec::new();
         let mut commands = 0;
-        match self.messages.recv_timeout(wait) {
-            Ok(message) => {
-                commands += weight(&message);
-                gathered.push(message);
-            }
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+        if let Some(message) = self.messages.try_recv() {
+            commands += weight(&message);
+            gathered.push(message);
         }
-        let paused = self.clock.now().since(self.turned_at) > PAUSE_AFTER
-            && !gathered.iter().any(is_of_the_stop);
+        let paused = self.has_paused() && !gathered.iter().any(is_of_the_stop);
         let mut settled_at = paused.then(|| Instant::now() + SETTLED_WITHIN);
         while commands < TURN_MAX {
             let message = match settled_at {
@@ -716,8 +796,8 @@ where
         drop(self.waiters.take_follow_ups());
     }
 
-    /// Opens the store anew with back-off, answering meanwhile. `None` when the service stops.
-    fn reopen(&mut self) -> Option<Loaded<S>> {
+    /// Opens the store anew with back-off, answering meanwhile; false when the service stops.
+    fn reopen(&mut self) -> bool {
         let mut backoff = REOPEN_MIN;
         let mut told = String::new();
         loop {
@@ -736,17 +816,17 @@ where
                         self.received(weight(&message));
                         if let Some(done) = self.answer_without_store(message) {
                             let _ = done.send(());
-                            return None;
+                            return false;
                         }
                     }
                     Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return None,
+                    Err(RecvTimeoutError::Disconnected) => return false,
                 }
             }
             match self.load() {
-                Ok(loaded) => {
+                Ok(()) => {
                     tracing::info!("the store is open again");
-                    return Some(loaded);
+                    return true;
                 }
                 Err(error) => {
                     self.stats.failed(Trouble::Open);

@@ -173,6 +173,102 @@ async fn answers_wait_for_their_commit_and_what_queues_up_is_one_turn() {
     assert!(grants.len() < 51, "grants share transactions: {grants:?}");
 }
 
+/// Calls alone, pair after pair, until the turn of a release was done by the caller's own thread.
+async fn alone(gate: &Gate, store: &Switch) {
+    for number in 0.. {
+        read(gate).await;
+        // On one core the writer's thread would else never come to its sleep between two calls.
+        std::thread::yield_now();
+        let ticket = format!("alone-{number}");
+        let held = lease(&acquire(gate, &ticket, 1, LONG).await);
+        assert_eq!(gate.view().leases, 1, "readers see it before the caller");
+        let released = gate.release(held).await.unwrap();
+        assert_eq!(released.value, Ok(ReleaseOutcome::Released));
+        assert_eq!(gate.view().leases, 0);
+        if !store.by_writer() {
+            return;
+        }
+    }
+}
+
+/// Who is alone does its own turns, and whoever comes then finds the writer's thread at its place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_is_alone_does_its_turns() {
+    let (gate, store) = gate().await;
+    alone(&gate, &store).await;
+    let holder = lease(&acquire(&gate, "holder", CEILING, LONG).await);
+    let waiter = tokio::spawn({
+        let gate = gate.clone();
+        async move { acquire(&gate, "waiter", CEILING, LONG).await }
+    });
+    line_of(&gate, 1).await;
+    gate.release(holder).await.unwrap().value.unwrap();
+    lease(&waiter.await.unwrap());
+    gate.stop().await;
+    let late = gate.acquire(ask("late", 1), LONG).await;
+    assert_eq!(late.unwrap_err(), GateError::Draining);
+}
+
+/// DUR4: the store fails in a turn that a caller does, and the writer's thread opens it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dur4_a_store_that_fails_under_a_caller_is_opened_again() {
+    let (gate, store) = gate().await;
+    let mut opened = store.opened();
+    loop {
+        alone(&gate, &store).await;
+        fail(&gate, &store).await;
+        let by_writer = store.by_writer();
+        assert_eq!(gate.phase(), Phase::Unavailable);
+        store.set(Mood::Good);
+        reopened(&gate).await;
+        assert!(store.opened() > opened);
+        opened = store.opened();
+        if !by_writer {
+            return;
+        }
+    }
+}
+
+/// A fault of ours ends the writer, in a turn that a caller does as in one of its own thread: nobody waits for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_that_panics_leaves_nobody_waiting() {
+    let (mut in_a_call, mut in_the_thread) = (false, false);
+    while !(in_a_call && in_the_thread) {
+        let (gate, store) = gate().await;
+        lease(&acquire(&gate, "holder", CEILING, LONG).await);
+        let waiter = tokio::spawn({
+            let gate = gate.clone();
+            async move { gate.acquire(ask("waiter", CEILING), LONG).await }
+        });
+        line_of(&gate, 1).await;
+        for number in 0.. {
+            if in_the_thread && store.by_writer() {
+                std::thread::yield_now();
+                let nobody = TicketId::new(&format!("nobody-{number}"));
+                gate.cancel(nobody.unwrap()).await.unwrap();
+            } else {
+                break;
+            }
+        }
+        store.set(Mood::Panicking);
+        let caller = tokio::spawn({
+            let gate = gate.clone();
+            async move { gate.cancel(TicketId::new("nobody").unwrap()).await }
+        });
+        let ended = caller.await;
+        match store.by_writer() {
+            true => assert_eq!(ended.unwrap().unwrap_err(), GateError::Draining),
+            false => assert!(ended.unwrap_err().is_panic()),
+        }
+        in_the_thread |= store.by_writer();
+        in_a_call |= !store.by_writer();
+        let waited = waiter.await.unwrap();
+        assert_eq!(waited.unwrap_err(), GateError::Draining);
+        let later = gate.acquire(ask("later", 1), LONG).await;
+        assert_eq!(later.unwrap_err(), GateError::Draining);
+    }
+}
+
 /// DEC2: a release and the grants it causes are one transaction.
 #[tokio::test]
 async fn a_release_and_the_grants_it_causes_are_one_commit() {

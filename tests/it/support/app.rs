@@ -212,7 +212,7 @@ impl Builder {
     /// On whatever store `open` gives.
     pub async fn start_on<S, O>(self, open: O) -> TestApp
     where
-        S: StoreControl,
+        S: StoreControl + Send + 'static,
         S::Error: std::fmt::Display,
         S::OpenError: std::fmt::Debug,
         O: FnMut() -> Result<Opened<S>, S::OpenError> + Send + 'static,

@@ -20,6 +20,8 @@ pub enum Mood {
     LastGood,
     /// Commits do not return.
     Holding,
+    /// Commits panic.
+    Panicking,
 }
 
 /// The test's end of the store.
@@ -36,6 +38,8 @@ struct Shared {
     stored: MemoryStore,
     /// Records of each commit.
     commits: Vec<Vec<Record>>,
+    /// The last commit, kept or not, was tried by the writer's own thread.
+    by_writer: bool,
     opened: u64,
 }
 
@@ -76,7 +80,7 @@ impl Switch {
     pub fn open(&self) -> Result<Opened<MoodyStore>, Broken> {
         self.with(|shared| match shared.mood {
             Mood::Failing | Mood::FailingAfterwards => Err(Broken),
-            Mood::Good | Mood::LastGood | Mood::Holding => {
+            Mood::Good | Mood::LastGood | Mood::Holding | Mood::Panicking => {
                 shared.opened += 1;
                 Ok(Opened {
                     store: MoodyStore(self.clone()),
@@ -96,6 +100,11 @@ impl Switch {
         self.with(|shared| shared.commits.get(from..).unwrap().to_vec())
     }
 
+    /// Whether the last commit, kept or not, was tried by the writer's own thread and not by a caller's.
+    pub fn by_writer(&self) -> bool {
+        self.with(|shared| shared.by_writer)
+    }
+
     /// How often it was opened.
     pub fn opened(&self) -> u64 {
         self.with(|shared| shared.opened)
@@ -108,14 +117,20 @@ impl Store for MoodyStore {
     fn commit(&mut self, commit: Commit<'_>) -> Result<(), Broken> {
         let (lock, changed) = &*self.0.shared;
         let mut shared = lock.lock().unwrap();
+        shared.by_writer = std::thread::current().name() == Some("kvgate-writer");
         while shared.mood == Mood::Holding {
             shared.held = true;
             changed.notify_all();
             shared = changed.wait(shared).unwrap();
         }
         shared.held = false;
-        if shared.mood == Mood::Failing {
-            return Err(Broken);
+        match shared.mood {
+            Mood::Failing => return Err(Broken),
+            Mood::Panicking => {
+                drop(shared);
+                panic!("the store panics, as the test wants it");
+            }
+            _ => {}
         }
         let Ok(()) = shared.stored.commit(commit);
         shared.commits.push(commit.records.to_vec());
@@ -125,7 +140,7 @@ impl Store for MoodyStore {
                 shared.mood = Mood::Failing;
                 Ok(())
             }
-            Mood::Good | Mood::Failing | Mood::Holding => Ok(()),
+            Mood::Good | Mood::Failing | Mood::Holding | Mood::Panicking => Ok(()),
         }
     }
 }
