@@ -67,11 +67,12 @@ class Grants(unittest.TestCase):
         records = []
         for number, p99 in ((1, 0.5), (2, 0.75), (3, 1.0)):
             figures = {"grant_ms": {"p50": 0.25, "p99": p99}, "grant_commits": {"p50": 1.0, "p99": p99 / 0.25}}
+            figures |= {"grant_after_ms": {"p50": 0.0, "p99": 0.1}, "grant_after_commits": {"p50": 0.0, "p99": 0.4}}
             records.append(cell("kvgate", number, 700, hold_ms=20.0, **common, **figures))
             records.append(cell("kvgate", number, 20_000, hold_ms=0.0, **common))
         rows = tables.grants_part({"kvgate": records}).splitlines()
-        self.assertEqual(rows[2], "| 64 | 16 | not at all | 20,000 | 0.25 | – / – | – / – |")
-        self.assertEqual(rows[3], "| 64 | 16 | 20 ms | 700 | 0.25 | 0.25 / 0.75 | 1 / 3 |")
+        self.assertEqual(rows[2], "| 64 | 16 | not at all | 20,000 | 0.25 | – / – | – / – | – / – | – / – |")
+        self.assertEqual(rows[3], "| 64 | 16 | 20 ms | 700 | 0.25 | 0.25 / 0.75 | 1 / 3 | 0 / 0.1 | 0 / 0.4 |")
 
 
 class Goals(unittest.TestCase):

@@ -77,7 +77,7 @@ impl Ready {
     /// When a connection broke.
     pub async fn run(&mut self) -> Result<Measured, LoadError> {
         let began = Instant::now();
-        lock(&self.shared.slots).extend((0..self.shared.cell.slots).map(|_| began));
+        lock(&self.shared.slots).open(self.shared.cell.slots, began);
         if self.shared.cell.scenario == Scenario::Arrivals {
             let shared = Arc::clone(&self.shared);
             thread::Builder::new()
@@ -132,9 +132,7 @@ struct Shared {
     cell: Cell,
     granted: AtomicU64,
     released: AtomicU64,
-    /// Since when each place for a lease is free, the longest first: grants come in the order of the
-    /// releases that make room for them.
-    slots: Mutex<VecDeque<Instant>>,
+    slots: Mutex<Slots>,
     arrivals: Arrivals,
 }
 
@@ -157,6 +155,57 @@ impl Shared {
             released: AtomicU64::new(0),
             cell: cell.clone(),
         }
+    }
+}
+
+/// Places for leases that are free, the longest first: grants come in the order of the releases that make room for them.
+#[derive(Debug, Default)]
+struct Slots {
+    free: VecDeque<Freed>,
+    /// Places that were taken so far.
+    taken: usize,
+}
+
+/// A place, as the caller that gave it back knows it.
+#[derive(Clone, Copy, Debug)]
+struct Freed {
+    /// When its release was sent.
+    sent: Instant,
+    /// When that was answered, unless it is still to come.
+    answered: Option<Instant>,
+}
+
+impl Slots {
+    /// So many places are free since `began`, of nobody before.
+    fn open(&mut self, count: usize, began: Instant) {
+        let first = Freed {
+            sent: began,
+            answered: None,
+        };
+        self.free.extend(std::iter::repeat_n(first, count));
+    }
+
+    /// A release is sent now. Gives the number of its place.
+    fn free(&mut self) -> usize {
+        self.free.push_back(Freed {
+            sent: Instant::now(),
+            answered: None,
+        });
+        self.taken + self.free.len() - 1
+    }
+
+    /// The release of a place is answered now. A place that was taken before is not known any more.
+    fn answered(&mut self, number: usize) {
+        let index = number.checked_sub(self.taken);
+        if let Some(freed) = index.and_then(|index| self.free.get_mut(index)) {
+            freed.answered = Some(Instant::now());
+        }
+    }
+
+    fn take(&mut self) -> Option<Freed> {
+        let freed = self.free.pop_front()?;
+        self.taken += 1;
+        Some(freed)
     }
 }
 
@@ -427,7 +476,7 @@ impl Caller {
             return Ok(());
         }
         record(&mut lock(&self.measured).lag, lag);
-        self.admitted(due.elapsed()).await
+        self.admitted(due.elapsed(), None).await
     }
 
     async fn contended_pair(&mut self) -> Result<(), LoadError> {
@@ -436,10 +485,17 @@ impl Caller {
             return Ok(());
         }
         let decided = Instant::now();
-        let free_since = lock(&self.shared.slots).pop_front();
+        let freed = lock(&self.shared.slots).take();
         // A place that was free before the caller asked made nobody wait.
-        if let Some(free_since) = free_since.filter(|since| *since > asked) {
-            record(&mut lock(&self.measured).grant, decided - free_since);
+        if let Some(freed) = freed.filter(|freed| freed.sent > asked) {
+            let mut measured = lock(&self.measured);
+            record(&mut measured.grant, decided - freed.sent);
+            // Whoever waits is told first, so the answer to the release may be still to come.
+            let answered = freed.answered.unwrap_or(decided);
+            record(
+                &mut measured.grant_after,
+                decided.saturating_duration_since(answered),
+            );
         }
         let hold = self.shared.cell.hold;
         if !hold.is_zero() {
@@ -447,15 +503,18 @@ impl Caller {
             let number = self.shared.granted.load(Ordering::Relaxed) as f64;
             tokio::time::sleep(hold.mul_f64(0.5 + (number * GOLDEN).fract())).await;
         }
-        lock(&self.shared.slots).push_back(Instant::now());
-        self.admitted(decided - asked).await
+        let slot = lock(&self.shared.slots).free();
+        self.admitted(decided - asked, Some(slot)).await
     }
 
-    /// Gives back the lease that was had after `waited`, and records both calls.
-    async fn admitted(&mut self, waited: Duration) -> Result<(), LoadError> {
+    /// Gives back the lease that was had after `waited`, and the place that it had, and records both calls.
+    async fn admitted(&mut self, waited: Duration, slot: Option<usize>) -> Result<(), LoadError> {
         let asked = Instant::now();
         let done = self.release().await?;
         let released = asked.elapsed();
+        if let Some(slot) = slot {
+            lock(&self.shared.slots).answered(slot);
+        }
         let mut measured = lock(&self.measured);
         record(&mut measured.acquire, waited);
         record(&mut measured.release, released);

@@ -107,6 +107,10 @@ pub struct Figures {
     pub grant_ms: Option<Latency>,
     /// The same in units of the mean commit of this measurement.
     pub grant_commits: Option<Latency>,
+    /// From the answer to that release to the grant; zero when the grant came first.
+    pub grant_after_ms: Option<Latency>,
+    /// The same in commits of this measurement, as long as their mean.
+    pub grant_after_commits: Option<Latency>,
     /// How late the load itself was with the beginnings of a fixed rate.
     pub start_lag_ms: Option<Latency>,
     /// Processor time of the service.

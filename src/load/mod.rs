@@ -408,7 +408,15 @@ impl<'a> Run<'a> {
         let commit_s = (scrape.commit_seconds - scraped.commit_seconds) / commits;
         let grant_ms = Latency::of(&seen.grant).filter(|_| is_gate);
         let is_contended = cell.scenario == Scenario::Contended;
-        let in_commits = |ms: f64| rounded(ms / 1e3 / commit_s);
+        let in_commits = |latency: Latency| {
+            let commits = |ms: f64| rounded(ms / 1e3 / commit_s);
+            Latency {
+                p50: commits(latency.p50),
+                p99: commits(latency.p99),
+                p999: commits(latency.p999),
+            }
+        };
+        let grant_after_ms = Latency::of(&seen.grant_after).filter(|_| is_gate);
         let figures = Figures {
             system,
             transport,
@@ -424,11 +432,9 @@ impl<'a> Run<'a> {
             release_ms: Latency::of(&seen.release),
             act_ms: Latency::of(&seen.act),
             grant_ms,
-            grant_commits: grant_ms.filter(|_| has_commits).map(|grant| Latency {
-                p50: in_commits(grant.p50),
-                p99: in_commits(grant.p99),
-                p999: in_commits(grant.p999),
-            }),
+            grant_commits: grant_ms.filter(|_| has_commits).map(in_commits),
+            grant_after_ms,
+            grant_after_commits: grant_after_ms.filter(|_| has_commits).map(in_commits),
             start_lag_ms: Latency::of(&seen.lag).filter(|_| cell.scenario == Scenario::Arrivals),
             server_cpu_us_per_pair: per_pair(used.0, uses.0),
             load_cpu_us_per_pair: per_pair(used.1, uses.1),

@@ -127,6 +127,8 @@ pub struct Measured {
     pub act: Histogram<u64>,
     /// From the moment a release is sent until the waiter that gets its place has its grant.
     pub grant: Histogram<u64>,
+    /// From the answer to that release; zero when the grant came first.
+    pub grant_after: Histogram<u64>,
     /// How late the beginnings of a fixed rate were: what the load itself adds to their latency.
     pub lag: Histogram<u64>,
 }
@@ -146,6 +148,7 @@ impl Default for Measured {
             release: histogram(),
             act: histogram(),
             grant: histogram(),
+            grant_after: histogram(),
             lag: histogram(),
         }
     }
@@ -168,6 +171,7 @@ impl Measured {
             (&mut self.release, &other.release),
             (&mut self.act, &other.act),
             (&mut self.grant, &other.grant),
+            (&mut self.grant_after, &other.grant_after),
             (&mut self.lag, &other.lag),
         ] {
             // All have the same bounds, so that nothing is left out.

@@ -102,6 +102,9 @@ const GRANTS: &[Column] = &[
     ("p99", |row| {
         fine(&row.gate, |figures| Some(figures.grant_commits?.p99))
     }),
+    ("after the answer p99", |row| {
+        fine(&row.gate, |figures| Some(figures.grant_after_commits?.p99))
+    }),
 ];
 
 const RENEWALS: &[Column] = &[
