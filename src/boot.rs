@@ -177,12 +177,15 @@ pub struct DemoOptions {
 /// See [`Failure`].
 pub fn serve(config: Config) -> Result<(), Failure> {
     let (runtime, descriptors) = prepare()?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let signals = Signals::of_a_service().map_err(Failure::other)?;
         let service = Service::start(config, descriptors).await?;
         signals.stop(service).await;
         Ok(())
-    })
+    });
+    // A commit that does not return keeps the thread that it was made on.
+    runtime.shutdown_timeout(CLOSE_WITHIN);
+    ended
 }
 
 /// Runs fleet, agents and coordinator until a signal stops them.

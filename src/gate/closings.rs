@@ -6,7 +6,7 @@ use kvgate_core::close::CloseIntent;
 use kvgate_core::ids::CloseId;
 use tokio::sync::oneshot;
 
-/// Open calls by close. Lives in the writer's thread; the bound on open calls bounds it.
+/// Open calls by close. A part of the writer; the bound on open calls bounds it.
 #[derive(Debug, Default)]
 pub(super) struct Closings(HashMap<CloseId, Vec<oneshot::Sender<CloseIntent>>>);
 

@@ -11,8 +11,8 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// After something was handed out, the writer's thread looks once more after this time for what did not wake it: the
-/// word that the answers have arrived. What comes in even later waits for its next tick.
+/// After a turn that handed something out, the writer's thread looks once more after this time for what did not wake it:
+/// the word that the answers have arrived. What comes in even later, or after a sender's turn, waits for its next tick.
 const QUIET_FOR: Duration = Duration::from_millis(10);
 
 /// A turn is lent after so many in a row that one sender had for itself. Among several senders turns of one are the
@@ -75,6 +75,7 @@ struct State<T> {
 
 #[derive(Clone, Copy, Debug)]
 struct Sleep {
+    /// It goes on until then, unless somebody calls or it finds something when it looks before.
     until: Instant,
     /// Senders may do the next turn.
     lends: bool,
@@ -115,19 +116,19 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Sleeps until something urgent is there or somebody calls; false when the time was over before.
+    /// Sleeps until something urgent is there or somebody calls; false when it was `look_at` before.
     fn sleep<'s>(
         &'s self,
         mut state: MutexGuard<'s, State<T>>,
-        until: Instant,
-        lends: bool,
+        look_at: Instant,
+        sleep: Sleep,
     ) -> (MutexGuard<'s, State<T>>, bool) {
         while state.urgent == 0 && !state.is_closed {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = look_at.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return (state, false);
             }
-            state.sleep = Some(Sleep { until, lends });
+            state.sleep = Some(sleep);
             state = self
                 .arrived
                 .wait_timeout(state, left)
@@ -231,18 +232,21 @@ pub(super) struct Bed<T> {
 impl<T> Bed<T> {
     /// Sleeps until something urgent is there or somebody calls, at most `wait`. Senders may do turns meanwhile.
     pub(super) fn rest(&self, wait: Duration) {
-        let until = Instant::now() + wait;
+        let now = Instant::now();
+        let sleep = Sleep {
+            until: now + wait,
+            lends: true,
+        };
         let mut state = self.shared.lock();
         state.end_turn();
         if std::mem::take(&mut state.is_lively) && QUIET_FOR < wait {
-            let quiet_until = Instant::now() + QUIET_FOR;
             let was_called;
-            (state, was_called) = self.shared.sleep(state, quiet_until, true);
+            (state, was_called) = self.shared.sleep(state, now + QUIET_FOR, sleep);
             if was_called || !state.list.is_empty() {
                 return;
             }
         }
-        drop(self.shared.sleep(state, until, true));
+        drop(self.shared.sleep(state, sleep.until, sleep));
     }
 }
 
@@ -275,8 +279,12 @@ impl<T> Messages<T> {
     pub(super) fn recv_timeout(&mut self, wait: Duration) -> Result<T, RecvTimeoutError> {
         if !self.has_taken() {
             let until = Instant::now() + wait;
+            let sleep = Sleep {
+                until,
+                lends: false,
+            };
             let state = self.shared.lock();
-            self.taken = self.shared.sleep(state, until, false).0.take_all();
+            self.taken = self.shared.sleep(state, until, sleep).0.take_all();
         }
         match self.taken.next() {
             Some(message) => Ok(message),
@@ -399,6 +407,27 @@ mod tests {
         loan.give_back(LONG * 2);
         assert!(!was_called(&inbox), "quiet messages are nobody's");
         assert!(inbox.put_or_borrow(4, || true).unwrap().is_some());
+    }
+
+    /// While the writer's thread sleeps for the moment after which it looks for quiet messages, a sender's turn makes
+    /// something due that lies between this moment and the end of the whole sleep.
+    #[test]
+    fn the_first_part_of_a_sleep_tells_the_end_of_the_whole() {
+        let (inbox, mut messages, bed) = inbox();
+        inbox.put(1).unwrap();
+        assert_eq!(messages.try_recv(), Some(1));
+        let until = std::thread::scope(|scope| {
+            scope.spawn(|| bed.rest(LONG));
+            let until = loop {
+                if let Some(sleep) = inbox.shared.lock().sleep {
+                    break sleep.until;
+                }
+                std::thread::yield_now();
+            };
+            inbox.put(2).unwrap();
+            until
+        });
+        assert!(until > Instant::now() + LONG / 2);
     }
 
     /// The writer's thread sleeps until what was due when it went to sleep: something may be due sooner now.

@@ -1,4 +1,4 @@
-//! The gate: one writer thread that owns the core and the store, and a handle to it.
+//! The gate: one writer that owns the core and the store, and a handle to it.
 //!
 //! ```text
 //!  Gate::acquire ──┐                       ┌── view (watch) ──> pages, state, epoch header
@@ -780,7 +780,9 @@ impl Gate {
             inner.inbox_len.fetch_sub(commands, Ordering::Relaxed);
             return Err(GateError::Overloaded);
         }
-        let loan = inner.inbox.put_or_borrow(message, may_block);
+        // What many commands keep would be spread over the memory of all threads that did turns.
+        let can = || commands == 1 && may_block();
+        let loan = inner.inbox.put_or_borrow(message, can);
         if let Some(loan) = loan.map_err(|_| GateError::Draining)? {
             let look_in = tokio::task::block_in_place(|| inner.turns.turn());
             loan.give_back(look_in);

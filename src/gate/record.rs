@@ -9,7 +9,7 @@ use kvgate_core::ids::TicketId;
 use kvgate_core::turn::Turn;
 use kvgate_core::units::Timestamp;
 
-/// Is told of every start and of every durable turn, by the writer's thread and before anybody is
+/// Is told of every start and of every durable turn, by whoever does it and before anybody is
 /// answered.
 pub trait Recorder: Send + fmt::Debug {
     /// The core took over from what was stored.

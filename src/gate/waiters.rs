@@ -44,7 +44,7 @@ const fn parked(seq: Option<Seq>, answer: Answer) -> Taken {
     }
 }
 
-/// All open waiting calls. Lives in the writer's thread.
+/// All open waiting calls. A part of the writer.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     slots: BTreeMap<SlotId, Slot>,

@@ -5,6 +5,7 @@
 //! that its own thread or a caller that is alone can do the next one.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -228,23 +229,25 @@ where
     O: FnMut() -> Result<Opened<S>, S::OpenError> + Send,
 {
     fn turn(&self) -> Duration {
-        // Taken, or left behind by a panic.
-        let Ok(mut desk) = self.try_lock() else {
-            return Duration::ZERO;
-        };
-        let next = match &mut *desk {
-            // What comes in after a pause is waited for.
-            Some(writer) if !writer.has_paused() => writer.turn(),
-            Some(_) | None => return Duration::ZERO,
-        };
-        match next {
-            Next::Turn(look_in) => look_in,
-            Next::Reopen => Duration::ZERO,
-            Next::Stop => {
-                *desk = None;
-                Duration::ZERO
+        let turn = AssertUnwindSafe(|| {
+            // Taken, or left behind by a panic.
+            let mut desk = self.try_lock().ok()?;
+            let next = match &mut *desk {
+                // What comes in after a pause is waited for.
+                Some(writer) if !writer.has_paused() => writer.turn(false),
+                Some(_) | None => return None,
+            };
+            match next {
+                Next::Turn(look_in) => Some(look_in),
+                Next::Reopen => None,
+                Next::Stop => {
+                    *desk = None;
+                    None
+                }
             }
-        }
+        });
+        // A panic ends the writer, whose thread finds the desk poisoned, and not the caller.
+        catch_unwind(turn).ok().flatten().unwrap_or(Duration::ZERO)
     }
 }
 
@@ -335,7 +338,8 @@ where
             // Nobody goes on from a turn that panicked.
             let Ok(mut desk) = desk.lock() else { return };
             let Some(writer) = desk.as_mut() else { return };
-            match writer.turn() {
+            let has_paused = writer.has_paused();
+            match writer.turn(has_paused) {
                 Next::Turn(look_in) => wait = look_in,
                 Next::Reopen if writer.reopen() => wait = Duration::ZERO,
                 Next::Reopen | Next::Stop => return,
@@ -382,13 +386,13 @@ where
         Ok(())
     }
 
-    /// One turn with everything that stands in the inbox.
-    fn turn(&mut self) -> Next {
+    /// One turn with everything that stands in the inbox, and after a pause with what comes in within moments.
+    fn turn(&mut self, has_paused: bool) -> Next {
         let Some(Loaded { machine, mut store }) = self.loaded.take() else {
             return Next::Reopen;
         };
         let gathered = if self.kept.is_empty() {
-            self.gather()
+            self.gather(has_paused)
         } else {
             // Whoever retries finds what was kept applied already.
             Vec::new()
@@ -495,15 +499,15 @@ where
     }
 
     /// Everything that stands in the inbox, up to the bound of a turn.
-    fn gather(&mut self) -> Vec<Message> {
+    fn gather(&mut self, has_paused: bool) -> Vec<Message> {
         let mut gathered = Vec::new();
         let mut commands = 0;
         if let Some(message) = self.messages.try_recv() {
             commands += weight(&message);
             gathered.push(message);
         }
-        let paused = self.has_paused() && !gathered.iter().any(is_of_the_stop);
-        let mut settled_at = paused.then(|| Instant::now() + SETTLED_WITHIN);
+        let settles = has_paused && !gathered.iter().any(is_of_the_stop);
+        let mut settled_at = settles.then(|| Instant::now() + SETTLED_WITHIN);
         while commands < TURN_MAX {
             let message = match settled_at {
                 Some(at) => {
@@ -802,7 +806,12 @@ where
         let mut told = String::new();
         loop {
             let until = Instant::now() + backoff;
-            while let Some(left) = until.checked_duration_since(Instant::now()) {
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                // The core that is loaded next is to know which answers have arrived.
+                if left.is_zero() && !self.messages.has_taken() {
+                    break;
+                }
                 let now = self.clock.now();
                 while let Some(ticket) = self.outage.aged(now) {
                     self.waiters

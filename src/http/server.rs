@@ -107,6 +107,9 @@ pub(super) struct Arrival {
     pub(super) shares: Shares,
 }
 
+/// Longest time that connections that are cut take to end.
+const CUT_WITHIN: Duration = Duration::from_secs(1);
+
 /// Serves until `stop` is cancelled; then answers in flight have [`Limits::stop_within`] to end and
 /// the rest is cut. Waiting calls must be ended by `Gate::begin_drain` before.
 pub async fn serve(
@@ -144,7 +147,13 @@ pub async fn serve(
     {
         tracing::warn!(connections = tasks.len(), "cutting what is still open");
         server.open.stop(Ending::Cut);
-        tasks.wait().await;
+        // A connection whose thread stands in a commit that does not return hears of nothing.
+        if tokio::time::timeout(CUT_WITHIN, tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::error!(connections = tasks.len(), "left open");
+        }
     }
 }
 

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use kvgate::gate::Phase;
+use kvgate::http::Limits;
 use kvgate_core::units::Span;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 
 use crate::support::app::{Builder, SOON, TestApp};
 use crate::support::store::{Mood, Switch};
@@ -183,4 +185,43 @@ async fn dur3_a_stuck_writer_is_not_healthy() {
         Duration::from_secs(30).as_millis(),
         u128::from(kvgate::http::STUCK_AFTER.millis())
     );
+}
+
+/// A commit that does not return, on the thread that reads the call that it is for, does not hold up the end of the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_does_not_return_does_not_hold_up_the_stop() {
+    loop {
+        let limits = Limits {
+            stop_within: Duration::from_millis(100),
+            ..Limits::default()
+        };
+        let (mut app, store) = start(Builder {
+            limits,
+            ..Builder::default()
+        })
+        .await;
+        // Who is alone for a while does its turns.
+        for number in 0.. {
+            std::thread::yield_now();
+            app.delete(&format!("/v1/tickets/alone-{number}")).await;
+            if !store.by_writer() {
+                break;
+            }
+        }
+        store.set(Mood::Holding);
+        let mut call = app.connect().await;
+        let host = app.address;
+        let request = format!("DELETE /v1/tickets/held HTTP/1.1\r\nhost: {host}\r\n\r\n");
+        call.write_all(request.as_bytes()).await.unwrap();
+        store.wait_until_held();
+        let by_writer = store.by_writer();
+        app.stop.cancel();
+        let server = app.server.take().unwrap();
+        let stopped = tokio::time::timeout(SOON, server).await;
+        store.set(Mood::Good);
+        stopped.expect("the server did not stop").unwrap();
+        if !by_writer {
+            return;
+        }
+    }
 }
